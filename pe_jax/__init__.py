@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positional encodings in JAX: pure functions, one record, one attention. The namespace is the catalogue."""
+
+from pe_jax import kernels
+from pe_jax import positions
+from pe_jax import scaling
+from pe_jax.attention import attend
+from pe_jax.attention import attention_weights
+from pe_jax.base import assemble
+from pe_jax.base import bind
+from pe_jax.base import Dims
+from pe_jax.base import Encoding
+from pe_jax.base import factory
+from pe_jax.base import initial_carry
+from pe_jax.base import parameter_count
+from pe_jax.base import take_heads
+from pe_jax.base import trainable
+from pe_jax.combine import compose
+from pe_jax.combine import sites
+from pe_jax.combine import with_positions
+from pe_jax.encodings._alibi import alibi
+from pe_jax.encodings._alibi import alibi_bias
+from pe_jax.encodings._alibi import alibi_learned
+from pe_jax.encodings._alibi import alibi_slopes
+from pe_jax.encodings._cope import contextual_positions
+from pe_jax.encodings._cope import cope
+from pe_jax.encodings._cope import cope_logits
+from pe_jax.encodings._fox import forget_gates
+from pe_jax.encodings._fox import fox
+from pe_jax.encodings._fox import fox_bias
+from pe_jax.encodings._learned import learned
+from pe_jax.encodings._learned import learned_embedding
+from pe_jax.encodings._none import none
+from pe_jax.encodings._rope import apply_rope
+from pe_jax.encodings._rope import rope
+from pe_jax.encodings._rope import rope_tables
+from pe_jax.encodings._rope import rotate_half
+from pe_jax.encodings._rope import rotate_interleaved
+from pe_jax.encodings._shaw import shaw
+from pe_jax.encodings._shaw import shaw_bias
+from pe_jax.encodings._shaw import shaw_value
+from pe_jax.encodings._sinusoidal import concatenated
+from pe_jax.encodings._sinusoidal import sinusoidal
+from pe_jax.encodings._sinusoidal import sinusoidal_embedding
+from pe_jax.encodings._sinusoidal import sinusoidal_frequencies
+from pe_jax.encodings._sinusoidal import sinusoidal_shift
+from pe_jax.encodings._sinusoidal import sinusoidal_wavelengths
+from pe_jax.encodings._sinusoidal import timescale_frequencies
+from pe_jax.encodings._sinusoidal import timing_signal
+from pe_jax.encodings._t5 import t5
+from pe_jax.encodings._t5 import t5_bias
+from pe_jax.encodings._t5 import t5_bidirectional_buckets
+from pe_jax.encodings._t5 import t5_boundaries
+from pe_jax.encodings._t5 import t5_causal_buckets
+from pe_jax.masks import Mask
+
+__version__ = '0.1.0'
+
+__all__ = tuple(name for name in dir() if not name.startswith('_'))

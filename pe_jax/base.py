@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record `Encoding`: every place where a positional encoding may touch a Transformer.
+
+Letters are jax.nn's: x [..., T, D]; q [..., T, N, H]; k, v [..., S, K, H] (K divides N); weights and
+logits [..., N, T, S]; positions [..., T] and [..., S], or a tuple of such arrays.
+
+The contract that every encoding keeps. `pe_jax.testing` holds one law for each line.
+
+ 1. Positions are arrays, int or float32, in any order, repeated or not. No hook calls `arange` or
+    takes another length than the one it is given.
+ 2. `bias` is added to the scaled logits. It sees q and k as projected, before `query` and `key`, and
+    it is pairwise: entry (n, t, s) depends on head n, token t and token s alone. Any tile and any
+    slice of heads therefore equals that part of the whole.
+ 3. `query` and `key` are token-local.
+ 4. Positions, angles, distances and biases are float32 whatever the model's dtype. Outputs return
+    in the input's dtype; `bias` and `logits` return float32.
+ 5. Masks come from token order and segments, never from positions.
+ 6. An encoding acts at one site, `embed` or the attention hooks. Two sites are two encodings, composed.
+ 7. No hook reads or writes anything but its arguments.
+ 8. Past the end of a table is an error when the positions are concrete and NaN when they are traced.
+ 9. Gradients are finite everywhere, and non-zero for every trained leaf on a generic input.
+10. An option that is given changes the output, equal arguments give equal records, and positions
+    that differ are told apart in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import importlib
+import inspect
+import numbers
+import re
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Arrays = dict[str, Any]  # leaves by name; `compose` nests one dict per part
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+  """The sizes an encoding may learn from the model.
+
+  Attributes:
+    model: width D of the hidden state.
+    heads: number N of query heads.
+    kv_heads: number K of key and value heads, N unless given.
+    head_dim: width H of a head, D / N unless given.
+
+  Raises:
+    ValueError: a size is not a positive integer, or one does not divide the other.
+
+  >>> Dims(model=64, heads=4)
+  Dims(model=64, heads=4, kv_heads=4, head_dim=16)
+  """
+
+  model: int
+  heads: int
+  kv_heads: int | None = None
+  head_dim: int | None = None
+
+  def __post_init__(self):
+    if self.head_dim is None and self.model % self.heads:
+      raise ValueError(
+          f'model={self.model} does not divide into heads={self.heads}: choose a multiple of the '
+          'heads, or give head_dim.'
+      )
+    object.__setattr__(self, 'kv_heads', self.heads if self.kv_heads is None else self.kv_heads)
+    object.__setattr__(
+        self, 'head_dim', self.model // self.heads if self.head_dim is None else self.head_dim
+    )
+    for name, size in dataclasses.asdict(self).items():
+      if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f'{name}={size!r} must be a positive integer.')
+    if self.heads % self.kv_heads:
+      raise ValueError(
+          f'heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: every key head serves '
+          'the same number of query heads.'
+      )
+
+
+# --- Functions with frozen options ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Bound:
+  """A function and some of its keywords, compared, hashed and pickled by value. See `bind`."""
+
+  fn: Callable
+  keywords: tuple[tuple[str, Any], ...]
+
+  def __call__(self, *args, **kwargs):
+    return self.fn(*args, **dict(self.keywords), **kwargs)
+
+  def __repr__(self):
+    return call(self.fn.__name__.lstrip('_'), self.keywords)
+
+  def __reduce__(self):
+    # Functions go by name, as pickle does for plain ones but cannot for jitted ones.
+    keywords = tuple((name, _by_name(value)) for name, value in self.keywords)
+    return _restore, (_by_name(self.fn), keywords)
+
+
+class _Name(NamedTuple):
+  module: str
+  qualname: str
+
+
+def _by_name(value: Any) -> Any:
+  return _Name(value.__module__, value.__qualname__) if hasattr(value, '__qualname__') else value
+
+
+def _restore(fn: _Name, keywords) -> Bound:
+  return Bound(_find(fn), tuple((name, _find(value)) for name, value in keywords))
+
+
+def _find(value: Any) -> Any:
+  if not isinstance(value, _Name):
+    return value
+  module = importlib.import_module(value.module)
+  return functools.reduce(getattr, value.qualname.split('.'), module)
+
+
+def bind(fn: Callable, /, **keywords) -> Bound:
+  """Fixes keywords of `fn`, as `functools.partial` does, but equal arguments give equal results.
+
+  Numbers become floats, or ints where `fn` annotates the parameter so; lists become tuples.
+
+  Args:
+    fn: a function defined at module level, or the result of another `bind`.
+    **keywords: strings, numbers, None, functions, records, or tuples of those.
+
+  Returns:
+    A callable that jit can take as a static argument: it hashes, and equal ones do not retrace.
+
+  Raises:
+    ValueError: a keyword that `fn` does not take, or an array. Arrays belong in `init` (trained) or
+      `constants` (not trained).
+
+  >>> def scaled(x, *, factor):
+  ...   return x * factor
+  >>> bind(scaled, factor=2)
+  scaled(factor=2.0)
+  >>> bind(scaled, factor=2) == bind(scaled, factor=2.0)
+  True
+  """
+  if isinstance(fn, Bound):
+    fn, keywords = fn.fn, {**dict(fn.keywords), **keywords}
+  parameters = inspect.signature(fn).parameters
+  open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  for name in keywords:
+    if name not in parameters and not open_ended:
+      raise ValueError(f'{fn.__name__} takes no argument {name!r}: it takes {list(parameters)}.')
+  frozen = {
+      name: freeze(value, name, getattr(parameters.get(name), 'annotation', ''))
+      for name, value in keywords.items()
+  }
+  return Bound(fn, tuple(sorted(frozen.items())))
+
+
+def freeze(value: Any, name: str, annotation: Any = '') -> Any:
+  """Returns `value` as something that is equal by value: see `bind`."""
+  if isinstance(value, (bool, np.bool_)):
+    return bool(value)
+  if isinstance(value, numbers.Real):
+    if not re.search(r'\bint\b', str(annotation)):
+      return float(value)
+    if value != int(value):
+      raise ValueError(f'{name}={value!r} must be a whole number.')
+    return int(value)
+  if isinstance(value, (list, tuple)):
+    return tuple(freeze(v, name, annotation) for v in value)
+  if isinstance(value, (jax.Array, np.ndarray)):
+    raise ValueError(
+        f'{name} is an array of shape {value.shape}: a record holds numbers, strings and functions '
+        'only. Return arrays from init (trained) or constants (not trained), or pass a tuple.'
+    )
+  try:
+    hash(value)
+  except TypeError:
+    raise ValueError(f'{name}={value!r} does not hash: pass numbers, strings or tuples.') from None
+  return value
+
+
+def check_positive(**numbers_by_name: float):
+  """Raises a ValueError that names the first number that is not above 0."""
+  for name, number in numbers_by_name.items():
+    if not number > 0:
+      raise ValueError(f'{name}={number!r} must be above 0.')
+
+
+def call(name: str, keywords: tuple[tuple[str, Any], ...]) -> str:
+  """Writes a call as in Python, `rope(base=10000.0)`, leaving out what is None."""
+  shown = [f'{key}={_show(value)}' for key, value in keywords if value is not None]
+  return f'{name}({", ".join(shown)})'
+
+
+def _show(value: Any) -> str:
+  return value.__name__ if inspect.isfunction(value) else repr(value)
+
+
+# --- The record ----------------------------------------------------------------------------------
+
+
+def nothing(*args) -> Arrays:
+  """The `init` or `constants` of an encoding that has no arrays of that kind."""
+  del args
+  return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Encoding:
+  """Where a positional encoding acts; a field that is None does not act.
+
+  Hooks are module-level functions, or `bind(function, option=...)`. `params` is one dict that holds
+  the constants and the trained arrays; a hook cannot tell which is which.
+
+  Attributes:
+    name: the call that makes the record, as it stands in tables.
+    init: (key, dims) -> trained arrays.
+    constants: (dims) -> arrays that are never trained. Reads head sizes only.
+    place: (params, x, positions, segments, carry) -> (coords, carry). Turns the hidden state x
+      [..., T, D] into coordinates that are cached beside the keys, in place of the positions. The
+      token axis is the last of every leaf of coords, a head axis stands just before it. Segment 0 is
+      padding and adds nothing; sums restart where a new segment begins.
+    carry: (dims) -> the carry of `place` before the first token of one row, all zeros.
+    embed: (params, x, positions) -> x.
+    query: (params, q, coords, length) -> q.
+    key: (params, k, coords, length) -> k.
+    bias: (params, q, k, q_coords, k_coords, scale) -> term of the scaled logits, float32
+      [..., N, T, S]. q and k are raw, k repeated to N heads.
+    logits: (params, logits, q, k, q_coords, k_coords, mask) -> logits, for what must see a whole
+      row. mask is boolean, [..., 1 or N, T, S].
+    value: (params, weights, q_coords, k_coords) -> term of the output, [..., T, N, H]. Linear in the
+      weights.
+    per_head: names of the leaves whose first axis is the head (`part/name` in a composition).
+    relative: scores depend on differences of positions only.
+    absolute: a token repeated all along the row is told apart.
+    causal_only: has no meaning for keys that come after the query.
+    length_dependent: `query` or `key` reads the length.
+    order_dependent: reads the order in which the tokens stand, not their positions alone.
+    reads_content: `bias` or `logits` reads q or k.
+    by_distance: `bias` is a function of k_coords - q_coords, and of nothing else.
+    max_length: positions from here on are an error.
+    parts: what `compose` put together.
+    reference: the paper, with its link.
+  """
+
+  name: str
+  init: Callable = nothing
+  constants: Callable = nothing
+  place: Callable | None = None
+  carry: Callable = nothing
+  embed: Callable | None = None
+  query: Callable | None = None
+  key: Callable | None = None
+  bias: Callable | None = None
+  logits: Callable | None = None
+  value: Callable | None = None
+  per_head: tuple[str, ...] = ()
+  relative: bool = False
+  absolute: bool = False
+  causal_only: bool = False
+  length_dependent: bool = False
+  order_dependent: bool = False
+  reads_content: bool = False
+  by_distance: bool = False
+  max_length: int | None = None
+  parts: tuple[Encoding, ...] = ()
+  reference: str = ''
+
+  def __post_init__(self):
+    object.__setattr__(self, 'per_head', tuple(self.per_head))
+    if self.embed is not None and self.in_attention and not self.parts:
+      raise ValueError(
+          f'{self.name} acts on the embedding and in attention: make two encodings and compose them.'
+      )
+
+  def __repr__(self):
+    return self.name
+
+  @property
+  def in_attention(self) -> bool:
+    """Whether the encoding acts in attention, not only on the embedding."""
+    hooks = (self.place, self.query, self.key, self.bias, self.logits, self.value)
+    return any(hook is not None for hook in hooks)
+
+
+def factory(make: Callable[..., Encoding]) -> Callable[..., Encoding]:
+  """Names the records that a factory makes after the call: `rope(base=10000.0)`.
+
+  Numbers are always shown, other options where they differ from their default. Numbers are
+  normalised as in `bind`, so rope(base=10000) is rope(base=1e4).
+  """
+  signature = inspect.signature(make)
+
+  @functools.wraps(make)
+  def named(*args, **kwargs) -> Encoding:
+    try:
+      bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+      raise ValueError(
+          f'{make.__name__}: {error}. It takes {make.__name__}{signature.replace(return_annotation=inspect.Signature.empty)}.'
+      ) from None
+    bound.apply_defaults()
+    options = {
+        name: freeze(value, name, signature.parameters[name].annotation)
+        for name, value in bound.arguments.items()
+    }
+    shown = tuple(
+        (name, value)
+        for name, value in options.items()
+        if value != signature.parameters[name].default
+        or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    )
+    return dataclasses.replace(make(**options), name=call(make.__name__, shown))
+
+  return named
+
+
+# --- Arrays of a record --------------------------------------------------------------------------
+
+
+def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
+  """Merges the constants of `encoding` with `params`; what is in params wins.
+
+  Args:
+    encoding: the record.
+    params: its trained arrays, and any constants to replace.
+    dims: global sizes of the model.
+
+  Returns:
+    The dict that every hook takes.
+
+  Raises:
+    ValueError: a trained array is missing, or a name is neither trained nor constant.
+  """
+  constants = encoding.constants(dims)
+  trained = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+  _check_names(encoding, params, trained, constants)
+  return _merge(constants, params)
+
+
+def _check_names(encoding: Encoding, params: Arrays, trained: Arrays, constants: Arrays):
+  given, trained, constants = map(_paths, (params, trained, constants))
+  if missing := sorted(trained - given):
+    raise ValueError(
+        f'{encoding} misses the trained arrays {missing}: pass encoding.init(key, dims) as params.'
+    )
+  if unknown := sorted(given - trained - constants):
+    raise ValueError(
+        f'{encoding} has no arrays {unknown}: it has {sorted(trained)} trained and '
+        f'{sorted(constants)} constant.'
+    )
+
+
+def _merge(below: Arrays, above: Arrays) -> Arrays:
+  nested = {
+      name: _merge(below[name], above[name])
+      for name in below.keys() & above.keys()
+      if isinstance(below[name], dict)
+  }
+  return {**below, **above, **nested}
+
+
+def _path(path) -> str:
+  return '/'.join(str(key.key) for key in path)
+
+
+def _paths(arrays: Arrays) -> set[str]:
+  return {_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(arrays)[0]}
+
+
+def trainable(encoding: Encoding, params: Arrays) -> Arrays:
+  """Returns a tree of booleans like `params`: True where a leaf is trained, False for constants.
+
+  It is the mask that optax's weight decay and `optax.masked` take.
+
+  >>> import pe_jax
+  >>> trainable(pe_jax.alibi(), {'slopes': jnp.ones(4)})
+  {'slopes': False}
+  """
+  dims = Dims(model=64, heads=8, kv_heads=8, head_dim=64)  # names do not depend on sizes
+  trained = _paths(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
+  return jax.tree_util.tree_map_with_path(lambda path, _: _path(path) in trained, params)
+
+
+def parameter_count(encoding: Encoding, dims: Dims) -> int:
+  """Counts the trained numbers of one copy of the encoding.
+
+  >>> import pe_jax
+  >>> parameter_count(pe_jax.t5(buckets=32), Dims(model=64, heads=4))
+  128
+  """
+  shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+
+
+def take_heads(encoding: Encoding, params: Arrays, heads: slice) -> Arrays:
+  """Slices every leaf that has a head axis, as one shard or one grid step needs it."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, leaf: leaf[heads] if _path(path) in encoding.per_head else leaf, params
+  )
+
+
+def initial_carry(encoding: Encoding, dims: Dims, batch: tuple[int, ...] = ()) -> Any:
+  """Returns the carry that `place` takes before the first token, for rows of shape `batch`."""
+  return jax.tree.map(lambda zero: jnp.zeros(batch + zero.shape, zero.dtype), encoding.carry(dims))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned positions: one trained vector for each position, and none past the last."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.base import bind
+from pe_jax.base import check_positive
+from pe_jax.base import Encoding
+from pe_jax.base import factory
+from pe_jax.positions import expand
+from pe_jax.positions import is_concrete
+from pe_jax.positions import lookup
+
+Array = jax.Array
+
+
+def learned_embedding(table: Array, positions: Array) -> Array:
+  """Reads row p of the table for every position p.
+
+  Positions between two whole numbers get the linear interpolation of the rows about them.
+
+  Args:
+    table: one row a position, shape [length, width].
+    positions: int or float, any order, shape [..., T].
+
+  Returns:
+    Rows, shape [..., T, width]. Under a trace, NaN where a position is outside the table.
+
+  Raises:
+    ValueError: a position outside the table, when its value is known.
+
+  Reference: Gehring et al., 2017, https://arxiv.org/abs/1705.03122.
+
+  >>> learned_embedding(jnp.eye(3), jnp.array([2, 0])).tolist()
+  [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+  """
+  if is_concrete(positions):
+    _check_range(np.asarray(positions), table.shape[0])
+  return lookup(table, positions)
+
+
+def _check_range(positions: np.ndarray, length: int):
+  if positions.size and not (positions.min() >= 0 and positions.max() < length):
+    raise ValueError(
+        f'positions run from {positions.min()} to {positions.max()}, but the table holds 0 to '
+        f'{length - 1}: learn a longer table, or use an encoding without one.'
+    )
+
+
+# --- Hooks ---------------------------------------------------------------------------------------
+
+
+def _init(key, dims, *, length: int):
+  return {'table': jax.random.normal(key, (length, dims.model)) * dims.model**-0.5}
+
+
+def _add(params, x, positions, *, offset: int):
+  rows = learned_embedding(params['table'], jnp.asarray(positions) + offset)
+  return (x + expand(rows, x.ndim)).astype(x.dtype)
+
+
+@factory
+def learned(*, length: int, offset: int = 0) -> Encoding:
+  """Adds a trained vector per position to the embedding.
+
+  Args:
+    length: rows of the table. Positions up to length - offset - 1 can be read.
+    offset: row of position 0, such as OPT's 2.
+
+  Raises:
+    ValueError: a length below 1, or an offset outside the table.
+
+  Reference: Gehring et al., 2017, https://arxiv.org/abs/1705.03122; as good as sinusoids in Vaswani
+  et al., 2017, https://arxiv.org/abs/1706.03762, table 3 row E.
+
+  >>> learned(length=512, offset=2).max_length
+  510
+  """
+  check_positive(length=length)
+  if not 0 <= offset < length:
+    raise ValueError(f'offset={offset} is outside the table: it must be 0 to {length - 1}.')
+  return Encoding(
+      name='learned',
+      init=bind(_init, length=length),
+      embed=bind(_add, offset=offset),
+      absolute=True,
+      max_length=length - offset,
+      reference='Gehring et al., 2017, arXiv:1705.03122',
+  )

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RoPE: queries and keys are rotated by their position, so scores depend on differences only.
+
+Pair i of a head's channels turns by the angle w_i p at position p,
+
+  (a, b) -> (a cos w_i p - b sin w_i p, b cos w_i p + a sin w_i p),
+
+and as R_m^T R_n = R_(n - m), the score of a query at m and a key at n sees n - m alone.
+
+Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864.
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import scaling as scaling_rules
+from pe_jax.base import bind
+from pe_jax.base import check_positive
+from pe_jax.base import Encoding
+from pe_jax.base import factory
+from pe_jax.positions import expand
+from pe_jax.positions import phases
+
+Array = jax.Array
+
+
+@jax.jit
+def rope_tables(
+    positions: Array, inv_freq: Array, attention_factor: float | Array = 1.0
+) -> tuple[Array, Array]:
+  """Computes cos(w_i p) and sin(w_i p), times the attention factor.
+
+  Args:
+    positions: int or float, any order, shape [..., T].
+    inv_freq: w in radians per position, shape [W / 2], or [..., W / 2] for one set a row.
+    attention_factor: a number.
+
+  Returns:
+    cos and sin, float32, shape [..., T, W / 2].
+
+  Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864, equation 34.
+  """
+  angle = phases(positions, inv_freq)
+  # One array and a barrier, else XLA on a CPU evaluates every cosine again for each head.
+  cos, sin = jax.lax.optimization_barrier(
+      jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * attention_factor
+  )
+  return cos, sin
+
+
+@jax.jit
+def rotate_half(x: Array, cos: Array, sin: Array) -> Array:
+  """Rotates the channel pairs (i, i + W / 2), as Llama's checkpoints have them.
+
+  Args:
+    x: queries or keys, shape [..., T, N, W].
+    cos, sin: shape [..., T, W / 2], or with fewer leading axes where rows share them.
+
+  Returns:
+    The rotated x, in its dtype; the arithmetic is float32.
+  """
+  cos, sin = _over_heads(cos, x.ndim), _over_heads(sin, x.ndim)
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+@jax.jit
+def rotate_interleaved(x: Array, cos: Array, sin: Array) -> Array:
+  """Rotates the channel pairs (2 i, 2 i + 1), as the paper has them.
+
+  Args and result are those of `rotate_half`.
+  """
+  cos, sin = _over_heads(cos, x.ndim), _over_heads(sin, x.ndim)
+  pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+  a, b = pairs[..., 0], pairs[..., 1]
+  turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return turned.reshape(x.shape).astype(x.dtype)
+
+
+def _over_heads(table: Array, ndim: int) -> Array:
+  return expand(table[..., None, :], ndim)
+
+
+@functools.partial(jax.jit, static_argnames=('rotate', 'part'))
+def apply_rope(
+    x: Array,
+    positions: Array,
+    inv_freq: Array,
+    attention_factor: float | Array = 1.0,
+    *,
+    rotate: Callable = rotate_half,
+    part: str = 'leading',
+) -> Array:
+  """Rotates queries or keys by their positions.
+
+  Args:
+    x: queries or keys, shape [..., T, N, H].
+    positions: int or float, any order, shape [..., T], or [T] for all rows.
+    inv_freq: radians per position, shape [W / 2] with W <= H; only W channels turn.
+    attention_factor: multiplies cos and sin, hence the rotated channels.
+    rotate: `rotate_half` or `rotate_interleaved`.
+    part: 'leading' or 'trailing' channels turn where W < H; the others pass unchanged.
+
+  Returns:
+    The rotated x, in its dtype.
+
+  Raises:
+    ValueError: more frequencies than channel pairs, or another part.
+
+  Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864.
+
+  >>> import pe_jax
+  >>> inv_freq, factor = pe_jax.scaling.default()(width=8, base=1e4)
+  >>> q = jnp.eye(8)[1].reshape(1, 1, 8)
+  >>> apply_rope(q, jnp.array([3]), inv_freq).round(3).tolist()[0][0]
+  [0.0, 0.9549999833106995, 0.0, 0.0, 0.0, 0.29600000381469727, 0.0, 0.0]
+  """
+  width, size = 2 * inv_freq.shape[-1], x.shape[-1]
+  if width > size:
+    raise ValueError(f'{width // 2} frequencies turn {width} channels, but a head has {size}.')
+  if part not in ('leading', 'trailing'):
+    raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
+  cos, sin = rope_tables(positions, inv_freq, attention_factor)
+  if width == size:
+    return rotate(x, cos, sin)
+  start = 0 if part == 'leading' else size - width
+  before, turning, after = jnp.split(x, [start, start + width], axis=-1)
+  return jnp.concatenate([before, rotate(turning, cos, sin), after], axis=-1)
+
+
+# --- Hooks ---------------------------------------------------------------------------------------
+
+
+def _constants(dims, *, base: float, width: int | None, rule: scaling_rules.Rule):
+  width = dims.head_dim if width is None else width
+  if width > dims.head_dim:
+    raise ValueError(f'rope: width={width} is more than head_dim={dims.head_dim}: lower it.')
+  arrays = rule.arrays(width, base)
+  return jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), arrays)
+
+
+def _turn(params, x, coords, length, *, rule: scaling_rules.Rule, rotate: Callable, part: str):
+  inv_freq, attention_factor = rule.at(params, length)
+  return apply_rope(x, coords, inv_freq, attention_factor, rotate=rotate, part=part)
+
+
+_LAYOUTS = {'half': rotate_half, 'interleaved': rotate_interleaved}
+
+
+@factory
+def rope(
+    *,
+    base: float = 1e4,
+    layout: str = 'half',
+    width: int | None = None,
+    part: str = 'leading',
+    scaling: scaling_rules.Rule = scaling_rules.default(),
+) -> Encoding:
+  """Rotates queries and keys by their positions.
+
+  Args:
+    base: frequencies are base ** (-2 i / width).
+    layout: 'half' pairs channel i with i + width / 2, 'interleaved' pairs 2 i with 2 i + 1.
+    width: how many channels of a head turn; all of them unless given.
+    part: 'leading' or 'trailing' channels turn where width is less than the head's.
+    scaling: a rule of `pe_jax.scaling` for texts longer than the trained length.
+
+  Raises:
+    ValueError: an odd width, another layout or part, or a base that is not above 0.
+
+  Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864.
+
+  >>> rope() == rope(base=10000)
+  True
+  """
+  check_positive(base=base)
+  if layout not in _LAYOUTS:
+    raise ValueError(f'layout={layout!r}: choose one of {list(_LAYOUTS)}.')
+  if part not in ('leading', 'trailing'):
+    raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
+  if width is not None and (width < 2 or width % 2):
+    raise ValueError(f'width={width} must be even and above 0: RoPE turns channels in pairs.')
+  if not isinstance(scaling, scaling_rules.Rule):
+    raise ValueError(f'scaling={scaling!r} is no rule: call one of pe_jax.scaling, as in linear(factor=4).')
+  turn = bind(_turn, rule=scaling, rotate=_LAYOUTS[layout], part=part)
+  return Encoding(
+      name='rope',
+      constants=bind(_constants, base=base, width=width, rule=scaling),
+      query=turn,
+      key=turn,
+      relative=True,
+      length_dependent=scaling.length_dependent,
+      reference='Su et al., 2021, arXiv:2104.09864',
+  )

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions as data: arrays that an encoding reads, made from masks, segments, grids or chance.
+
+An encoding never numbers tokens by itself. What a token's position is, is decided here, or by the
+caller, and handed over as an array.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+# --- What encodings compute from positions -------------------------------------------------------
+
+def as_float(positions: Array) -> Array:
+  """Returns positions as float32.
+
+  Raises:
+    ValueError: half-precision positions, which repeat neighbours past 256 (bfloat16) or 2048
+      (float16), or booleans.
+  """
+  positions = jnp.asarray(positions)
+  if positions.dtype in (jnp.bfloat16, jnp.float16, jnp.bool_):
+    raise ValueError(
+        f'positions have dtype {positions.dtype}, which cannot count tokens: pass int32 or float32.'
+    )
+  return positions.astype(jnp.float32)
+
+
+def expand(x: Array, ndim: int) -> Array:
+  """Puts axes of size 1 in front of x until it has `ndim` axes."""
+  return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def phases(positions: Array, frequencies: Array) -> Array:
+  """Computes the angle w p of every position p and frequency w, in float32.
+
+  Args:
+    positions: shape [..., T].
+    frequencies: radians per position, shape [F], or [..., F] for one set a row.
+
+  Returns:
+    Angles in radians, float32, shape [..., T, F]. At position p they err by up to p 2 ** -23 w.
+  """
+  frequencies = jnp.asarray(frequencies, jnp.float32)[..., None, :]
+  positions = as_float(positions)[..., None]
+  ndim = max(positions.ndim, frequencies.ndim)
+  return expand(positions, ndim) * expand(frequencies, ndim)
+
+
+def distance(q_positions: Array, k_positions: Array) -> Array:
+  """Computes k - q for every query and key, float32 [..., T, S]."""
+  q_positions, k_positions = as_float(q_positions), as_float(k_positions)
+  ndim = max(q_positions.ndim, k_positions.ndim)
+  return expand(k_positions, ndim)[..., None, :] - expand(q_positions, ndim)[..., :, None]
+
+
+def is_concrete(x: Any) -> bool:
+  """Tells whether the values of x can be looked at, that is, x is not being traced."""
+  return not isinstance(x, jax.core.Tracer)
+
+
+@functools.partial(jax.jit, inline=True)
+def lookup(table: Array, positions: Array) -> Array:
+  """Reads row p of a table for every position p; between two rows, their linear interpolation.
+
+  Args:
+    table: shape [rows, width].
+    positions: int or float, shape [...].
+
+  Returns:
+    Rows, shape [..., width]; NaN where a position is outside 0..rows-1.
+  """
+  positions = jnp.asarray(positions)
+  rows = functools.partial(jnp.take, table, axis=0, mode='fill', fill_value=jnp.nan)
+  valid = (positions >= 0) & (positions <= table.shape[0] - 1)
+  if jnp.issubdtype(positions.dtype, jnp.integer):
+    found = rows(jnp.where(valid, positions, 0))
+  else:
+    low = jnp.clip(jnp.floor(as_float(positions)), 0, table.shape[0] - 1)
+    part = (positions - low)[..., None].astype(table.dtype)
+    high = jnp.minimum(low + 1, table.shape[0] - 1)
+    found = (1 - part) * rows(low.astype(jnp.int32)) + part * rows(high.astype(jnp.int32))
+  return jnp.where(valid[..., None], found, jnp.asarray(jnp.nan, table.dtype))
+
+
+# --- Making positions ----------------------------------------------------------------------------
+
+
+@jax.jit
+def from_mask(mask: Array) -> Array:
+  """Numbers the tokens that are not padding 0, 1, 2, ...; padding before them gets 0.
+
+  Args:
+    mask: True (or 1) for a token, False (or 0) for padding, shape [..., T].
+
+  Returns:
+    int32 positions, shape [..., T].
+
+  >>> from_mask(jnp.array([0, 0, 1, 1, 1])).tolist()
+  [0, 0, 0, 1, 2]
+  """
+  counted = jnp.cumsum(mask.astype(jnp.int32), axis=-1)
+  return jnp.maximum(counted - 1, 0)
+
+
+@jax.jit
+def from_segments(segments: Array) -> Array:
+  """Numbers the tokens of every packed document from 0; padding (segment 0) gets 0.
+
+  Args:
+    segments: segment of each token, equal ones adjacent, shape [..., T].
+
+  Returns:
+    int32 positions, shape [..., T].
+
+  >>> from_segments(jnp.array([1, 1, 1, 2, 2, 0])).tolist()
+  [0, 1, 2, 0, 1, 0]
+  """
+  index = jax.lax.broadcasted_iota(jnp.int32, segments.shape, segments.ndim - 1)
+  before = jnp.concatenate([segments[..., :1], segments[..., :-1]], axis=-1)
+  start = jax.lax.cummax(jnp.where(segments != before, index, 0), axis=segments.ndim - 1)
+  return jnp.where(segments == 0, 0, index - start)
+
+
+@jax.jit
+def interpolate(positions: Array, factor: float | Array) -> Array:
+  """Divides positions by `factor`, so that a longer text falls on the trained range.
+
+  Args:
+    positions: shape [..., T].
+    factor: how many times longer the text is.
+
+  Returns:
+    float32 positions, shape [..., T].
+
+  Reference: Chen et al., 2023, https://arxiv.org/abs/2306.15595.
+  """
+  return as_float(positions) / factor
+
+
+@functools.partial(jax.jit, static_argnames=('length', 'max_length'))
+def randomize(key: Array, *, length: int, max_length: int) -> Array:
+  """Draws `length` positions from 0..max_length-1 without replacement, in increasing order.
+
+  Args:
+    key: a PRNG key. The same key draws the same positions; vmap over keys for one draw a row.
+    length: how many positions.
+    max_length: how many to draw from.
+
+  Returns:
+    int32 positions, shape [length].
+
+  Raises:
+    ValueError: max_length is below length.
+
+  Reference: Ruoss et al., 2023, https://arxiv.org/abs/2305.16843.
+  """
+  if length > max_length:
+    raise ValueError(
+        f'length={length} positions cannot be drawn from max_length={max_length}: raise max_length.'
+    )
+  return jnp.sort(jax.random.permutation(key, max_length)[:length]).astype(jnp.int32)
