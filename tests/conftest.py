@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eight emulated devices on a CPU, and nothing broadcast by accident."""
+
+import os
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
+  flags = os.environ.get('XLA_FLAGS', '')
+  os.environ['XLA_FLAGS'] = f'{flags} --xla_force_host_platform_device_count=8'.strip()
+
+import jax
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_default_matmul_precision', 'highest')
