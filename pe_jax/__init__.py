@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positional encodings in JAX: pure functions, one record, one attention. The namespace is the catalogue."""
+"""Positional encodings in JAX: pure functions, one record, one attention.
+
+The namespace is the catalogue.
+"""
 
 from pe_jax import kernels
 from pe_jax import positions
@@ -56,4 +59,57 @@ from pe_jax.masks import Mask
 
 __version__ = '0.1.0'
 
-__all__ = tuple(name for name in dir() if not name.startswith('_'))
+__all__ = (
+    'alibi',
+    'alibi_bias',
+    'alibi_learned',
+    'alibi_slopes',
+    'apply_rope',
+    'assemble',
+    'attend',
+    'attention_weights',
+    'bind',
+    'compose',
+    'concatenated',
+    'contextual_positions',
+    'cope',
+    'cope_logits',
+    'Dims',
+    'Encoding',
+    'factory',
+    'forget_gates',
+    'fox',
+    'fox_bias',
+    'initial_carry',
+    'kernels',
+    'learned',
+    'learned_embedding',
+    'Mask',
+    'none',
+    'parameter_count',
+    'positions',
+    'rope',
+    'rope_tables',
+    'rotate_half',
+    'rotate_interleaved',
+    'scaling',
+    'shaw',
+    'shaw_bias',
+    'shaw_value',
+    'sinusoidal',
+    'sinusoidal_embedding',
+    'sinusoidal_frequencies',
+    'sinusoidal_shift',
+    'sinusoidal_wavelengths',
+    'sites',
+    't5',
+    't5_bias',
+    't5_bidirectional_buckets',
+    't5_boundaries',
+    't5_causal_buckets',
+    'take_heads',
+    'timescale_frequencies',
+    'timing_signal',
+    'trainable',
+    'with_positions',
+)

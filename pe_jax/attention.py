@@ -135,8 +135,8 @@ def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, s
 def _check_shapes(q: Array, k: Array, v: Array):
   if q.ndim < 3 or k.ndim != q.ndim or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
     raise ValueError(
-        f'q, k, v have shapes {q.shape}, {k.shape}, {v.shape}: they must be [..., T, N, H] and twice '
-        '[..., S, K, H].'
+        f'q, k, v have shapes {q.shape}, {k.shape}, {v.shape}: they must be [..., T, N, H] and '
+        'twice [..., S, K, H].'
     )
   if q.shape[:-3] != k.shape[:-3]:
     raise ValueError(f'q and k have batch axes {q.shape[:-3]} and {k.shape[:-3]}: make them equal.')
@@ -156,7 +156,9 @@ def _align(coords: Any, x: Array, name: str) -> Any:
     if leaf.ndim == 0 or leaf.shape[-1] != tokens:
       raise ValueError(f'{name} has shape {leaf.shape}: its last axis must be the {tokens} tokens.')
     if leaf.dtype in (jnp.bfloat16, jnp.float16, jnp.bool_):
-      raise ValueError(f'{name} has dtype {leaf.dtype}, which cannot count tokens: pass int32 or float32.')
+      raise ValueError(
+          f'{name} has dtype {leaf.dtype}, which cannot count tokens: pass int32 or float32.'
+      )
     leaf = jnp.expand_dims(leaf, range(max(len(batch) + 1 - leaf.ndim, 0)))
     fits = all(have in (1, want) for have, want in zip(leaf.shape, batch))
     if not fits or leaf.ndim > len(batch) + 2:
@@ -168,7 +170,9 @@ def _align(coords: Any, x: Array, name: str) -> Any:
 
 def _default_length(encoding: Encoding, q_pos: Any, mask: Mask) -> Array:
   if not isinstance(q_pos, jax.Array):
-    raise ValueError(f'{encoding} reads the length, which several coordinates do not tell: give length.')
+    raise ValueError(
+        f'{encoding} reads the length, which several coordinates do not tell: give length.'
+    )
   if mask.q_segments is not None:
     segments = jnp.expand_dims(mask.q_segments, range(q_pos.ndim - mask.q_segments.ndim))
     q_pos = jnp.where(segments == 0, 0, q_pos)

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record `Encoding`: every place where a positional encoding may touch a Transformer.
 
-Letters are jax.nn's: x [..., T, D]; q [..., T, N, H]; k, v [..., S, K, H] (K divides N); weights and
-logits [..., N, T, S]; positions [..., T] and [..., S], or a tuple of such arrays.
+Letters are jax.nn's: x [..., T, D]; q [..., T, N, H]; k, v [..., S, K, H] (K divides N); weights
+and logits [..., N, T, S]; positions [..., T] and [..., S], or a tuple of such arrays.
 
 The contract that every encoding keeps. `pe_jax.testing` holds one law for each line.
 
  1. Positions are arrays, int or float32, in any order, repeated or not. No hook calls `arange` or
     takes another length than the one it is given.
- 2. `bias` is added to the scaled logits. It sees q and k as projected, before `query` and `key`, and
-    it is pairwise: entry (n, t, s) depends on head n, token t and token s alone. Any tile and any
-    slice of heads therefore equals that part of the whole.
+ 2. `bias` is added to the scaled logits. It sees q and k as projected, before `query` and `key`,
+    and it is pairwise: entry (n, t, s) depends on head n, token t and token s alone. Any tile and
+    any slice of heads therefore equals that part of the whole.
  3. `query` and `key` are token-local.
  4. Positions, angles, distances and biases are float32 whatever the model's dtype. Outputs return
     in the input's dtype; `bias` and `logits` return float32.
  5. Masks come from token order and segments, never from positions.
- 6. An encoding acts at one site, `embed` or the attention hooks. Two sites are two encodings, composed.
+ 6. An encoding acts at one site, `embed` or the attention hooks. Two sites are two encodings,
+    composed.
  7. No hook reads or writes anything but its arguments.
- 8. Past the end of a table is an error when the positions are concrete and NaN when they are traced.
+ 8. Past the end of a table is an error when the positions are concrete, and NaN when they are
+    traced.
  9. Gradients are finite everywhere, and non-zero for every trained leaf on a generic input.
 10. An option that is given changes the output, equal arguments give equal records, and positions
     that differ are told apart in the model's dtype.
@@ -80,8 +82,8 @@ class Dims:
         raise ValueError(f'{name}={size!r} must be a positive integer.')
     if self.heads % self.kv_heads:
       raise ValueError(
-          f'heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: every key head serves '
-          'the same number of query heads.'
+          f'heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: every key head '
+          'serves the same number of query heads.'
       )
 
 
@@ -227,8 +229,8 @@ class Encoding:
     constants: (dims) -> arrays that are never trained. Reads head sizes only.
     place: (params, x, positions, segments, carry) -> (coords, carry). Turns the hidden state x
       [..., T, D] into coordinates that are cached beside the keys, in place of the positions. The
-      token axis is the last of every leaf of coords, a head axis stands just before it. Segment 0 is
-      padding and adds nothing; sums restart where a new segment begins.
+      token axis is the last of every leaf of coords, a head axis stands just before it. Segment 0
+      is padding and adds nothing; sums restart where a new segment begins.
     carry: (dims) -> the carry of `place` before the first token of one row, all zeros.
     embed: (params, x, positions) -> x.
     query: (params, q, coords, length) -> q.
@@ -237,8 +239,8 @@ class Encoding:
       [..., N, T, S]. q and k are raw, k repeated to N heads.
     logits: (params, logits, q, k, q_coords, k_coords, mask) -> logits, for what must see a whole
       row. mask is boolean, [..., 1 or N, T, S].
-    value: (params, weights, q_coords, k_coords) -> term of the output, [..., T, N, H]. Linear in the
-      weights.
+    value: (params, weights, q_coords, k_coords) -> term of the output, [..., T, N, H]. Linear in
+      the weights.
     per_head: names of the leaves whose first axis is the head (`part/name` in a composition).
     relative: scores depend on differences of positions only.
     absolute: a token repeated all along the row is told apart.
@@ -279,7 +281,8 @@ class Encoding:
     object.__setattr__(self, 'per_head', tuple(self.per_head))
     if self.embed is not None and self.in_attention and not self.parts:
       raise ValueError(
-          f'{self.name} acts on the embedding and in attention: make two encodings and compose them.'
+          f'{self.name} acts on the embedding and in attention: make two encodings, and compose '
+          'them.'
       )
 
   def __repr__(self):
@@ -305,9 +308,8 @@ def factory(make: Callable[..., Encoding]) -> Callable[..., Encoding]:
     try:
       bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-      raise ValueError(
-          f'{make.__name__}: {error}. It takes {make.__name__}{signature.replace(return_annotation=inspect.Signature.empty)}.'
-      ) from None
+      shown = ', '.join(map(str, signature.parameters.values()))
+      raise ValueError(f'{make.__name__}: {error}. It takes ({shown}).') from None
     bound.apply_defaults()
     options = {
         name: freeze(value, name, signature.parameters[name].annotation)

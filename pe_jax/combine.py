@@ -20,8 +20,9 @@ Parts = tuple[Encoding, ...]
 def compose(*parts: Encoding) -> Encoding:
   """Chains `embed`, `query`, `key` and `logits` of several encodings; sums `bias` and `value`.
 
-  Each part keeps its own arrays, under its index: {'0': {...}, '1': {...}}. When a part has `place`,
-  the coordinates are a tuple with one entry per part, and parts without `place` keep the positions.
+  Each part keeps its own arrays, under its index: {'0': {...}, '1': {...}}. When a part has
+  `place`, the coordinates are a tuple with one entry per part, and parts without `place` keep the
+  positions.
 
   Args:
     *parts: the encodings, in the order in which they act.

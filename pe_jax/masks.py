@@ -66,7 +66,8 @@ class Mask:
         or any(isinstance(w, bool) or not isinstance(w, int) or w < least for w in sides)
     ):
       raise ValueError(
-          f'window={self.window!r} must be a number of tokens above 0, or (left, right) of at least 0.'
+          f'window={self.window!r} must be a number of tokens above 0, or (left, right) of at '
+          'least 0.'
       )
     if (self.q_segments is None) != (self.k_segments is None):
       raise ValueError('give q_segments and k_segments, or neither.')
@@ -130,8 +131,5 @@ class Mask:
     """Whether every query surely sees a key and every key is surely seen, by the options alone."""
     if not self.restricts:
       return True
-    only_causal = self.causal and all(
-        field is None
-        for field in (self.window, self.q_segments, self.where, self.dense, self.q_index, self.k_index)
-    )
-    return only_causal and queries <= keys
+    others = (self.window, self.q_segments, self.where, self.dense, self.q_index, self.k_index)
+    return queries <= keys and all(field is None for field in others)

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 import pe_jax
 from pe_jax import Mask
 
@@ -42,7 +43,7 @@ def self_attention(params, x, encoding=pe_jax.none(), mask=None):
 def projections(key, heads=2, head_dim=8):
   keys = jax.random.split(key, 4)
   shapes = {name: (WIDTH, heads, head_dim) for name in 'qkv'} | {'o': (heads, head_dim, WIDTH)}
-  return {name: jax.random.normal(k, shapes[name]) / 4 for name, k in zip(shapes, keys, strict=True)}
+  return {name: jax.random.normal(key, shapes[name]) / 4 for name, key in zip(shapes, keys)}
 
 
 class LessonsTest(chex.TestCase):
@@ -54,7 +55,7 @@ class LessonsTest(chex.TestCase):
     self.x = jax.random.normal(jax.random.key(1), (3, 6, WIDTH))
 
   def vmapped(self, fn):
-    """vmap of fn, run as the chex variant says; jitted pe_jax functions are opened for the second."""
+    """vmap of fn, with or without jit; without it, jitted pe_jax functions are opened too."""
     run = self.variant(jax.vmap(fn))
     eager = self.variant.type == chex.ChexVariantType.WITHOUT_JIT
 

@@ -4,8 +4,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pe_jax import Mask
 import pytest
+
+from pe_jax import Mask
 
 
 def evaluate(mask, queries, keys):

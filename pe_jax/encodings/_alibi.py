@@ -66,8 +66,6 @@ def alibi_bias(q_pos: Array, k_pos: Array, slopes: Array) -> Array:
 
 def _slopes(dims, *, slopes: tuple[float, ...] | None):
   slopes = alibi_slopes(dims.heads) if slopes is None else slopes
-  if len(slopes) != dims.heads:
-    raise ValueError(f'alibi has {len(slopes)} slopes for {dims.heads} heads: give one a head.')
   return {'slopes': jnp.asarray(slopes, jnp.float32)}
 
 
@@ -89,7 +87,7 @@ def alibi(*, slopes: tuple[float, ...] | None = None) -> Encoding:
     slopes: m, one a query head; the authors' unless given.
 
   Raises:
-    ValueError: a slope that is not above 0; later, another number of slopes than heads.
+    ValueError: a slope that is not above 0; from `attend`, another number of slopes than heads.
 
   Reference: Press et al., 2022, https://arxiv.org/abs/2108.12409.
   """

@@ -184,7 +184,9 @@ def rope(
   if width is not None and (width < 2 or width % 2):
     raise ValueError(f'width={width} must be even and above 0: RoPE turns channels in pairs.')
   if not isinstance(scaling, scaling_rules.Rule):
-    raise ValueError(f'scaling={scaling!r} is no rule: call one of pe_jax.scaling, as in linear(factor=4).')
+    raise ValueError(
+        f'scaling={scaling!r} is no rule: call one of pe_jax.scaling, as in linear(factor=4).'
+    )
   turn = bind(_turn, rule=scaling, rotate=_LAYOUTS[layout], part=part)
   return Encoding(
       name='rope',

@@ -126,7 +126,7 @@ def sinusoidal_shift(k: float | Array, width: int, base: float | Array = 1e4) ->
     ValueError: an odd width, whose last sine has no cosine to turn with.
   """
   if width % 2:
-    raise ValueError(f'width={width} is odd: its last sine has no shift matrix; take an even width.')
+    raise ValueError(f'width={width} is odd, its last sine has no shift matrix: make it even.')
   angle = jnp.asarray(k * sinusoidal_frequencies(width, base), jnp.float32)
   sin, cos = jnp.sin(angle), jnp.cos(angle)
   blocks = jnp.stack([jnp.stack([cos, sin], -1), jnp.stack([-sin, cos], -1)], -2)

@@ -138,12 +138,13 @@ def t5(*, buckets: int = 32, max_distance: int = 128, bidirectional: bool = Fals
   per_side = buckets // 2 if bidirectional else buckets
   if per_side < 2 or (bidirectional and buckets % 2):
     raise ValueError(
-        f'buckets={buckets} must be at least 2 a side, and even where bidirectional={bidirectional}.'
+        f'buckets={buckets} with bidirectional={bidirectional} must be at least 2 a side, and even '
+        'for two sides.'
     )
   if max_distance <= per_side // 2:
     raise ValueError(
-        f'max_distance={max_distance} must be more than {per_side // 2}, the distances that already '
-        f'have a bucket of their own among buckets={buckets}.'
+        f'max_distance={max_distance} must be more than {per_side // 2}, the distances that '
+        f'already have a bucket of their own among buckets={buckets}.'
     )
   find = t5_bidirectional_buckets if bidirectional else t5_causal_buckets
   return Encoding(

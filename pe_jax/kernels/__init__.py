@@ -4,8 +4,8 @@
   kernel(q, k, v, q_coords, k_coords, *, encoding, params, mask, scale, length, softcap)
     -> (output [..., T, N, H], log-sum-exp of the logits [..., T, N])
 
-as `pe_jax.attend` calls it: params complete, coordinates with the batch axes of q, scale given. What a
-kernel cannot honour it refuses. Queries that see nothing are `attend`'s to silence.
+as `pe_jax.attend` calls it: params complete, coordinates with the batch axes of q, scale given.
+What a kernel cannot honour it refuses. Queries that see nothing are `attend`'s to silence.
 """
 
 from pe_jax.kernels._dense import dense

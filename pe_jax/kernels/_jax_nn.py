@@ -18,7 +18,9 @@ def _attention(
   }
   for what, given in refused.items():
     if given is not None:
-      raise ValueError(f'jax.nn ({implementation}) cannot compute {what}: use pe_jax.kernels.dense.')
+      raise ValueError(
+          f'jax.nn ({implementation}) cannot compute {what}: use pe_jax.kernels.dense.'
+      )
   batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
   bias = None
   if encoding.bias is not None:
