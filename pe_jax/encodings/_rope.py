@@ -15,6 +15,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax import scaling as scaling_rules
 from pe_jax.base import bind
@@ -23,31 +24,36 @@ from pe_jax.base import Encoding
 from pe_jax.base import factory
 from pe_jax.positions import expand
 from pe_jax.positions import phases
+from pe_jax.positions import split_turns
 
 Array = jax.Array
 
 
 @jax.jit
 def rope_tables(
-    positions: Array, inv_freq: Array, attention_factor: float | Array = 1.0
+    positions: Array,
+    inv_freq: Array,
+    attention_factor: float | Array = 1.0,
+    turns: Array | None = None,
 ) -> tuple[Array, Array]:
   """Computes cos(w_i p) and sin(w_i p), times the attention factor.
 
   Args:
     positions: int or float, any order, shape [..., T].
     inv_freq: w in radians per position, shape [W / 2], or [..., W / 2] for one set a row.
-    attention_factor: a number.
+    attention_factor: a number, or shape [...] for one a row.
+    turns: exact pieces of the frequencies that are known, see `pe_jax.positions.phases`.
 
   Returns:
     cos and sin, float32, shape [..., T, W / 2].
 
   Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864, equation 34.
   """
-  angle = phases(positions, inv_freq)
+  angle = phases(positions, inv_freq, turns)
+  tables = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+  factor = jnp.asarray(attention_factor, jnp.float32)[..., None, None]
   # One array and a barrier, else XLA on a CPU evaluates every cosine again for each head.
-  cos, sin = jax.lax.optimization_barrier(
-      jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * attention_factor
-  )
+  cos, sin = jax.lax.optimization_barrier(tables * expand(factor, tables.ndim))
   return cos, sin
 
 
@@ -90,6 +96,7 @@ def apply_rope(
     positions: Array,
     inv_freq: Array,
     attention_factor: float | Array = 1.0,
+    turns: Array | None = None,
     *,
     rotate: Callable = rotate_half,
     part: str = 'leading',
@@ -101,6 +108,7 @@ def apply_rope(
     positions: int or float, any order, shape [..., T], or [T] for all rows.
     inv_freq: radians per position, shape [W / 2] with W <= H; only W channels turn.
     attention_factor: multiplies cos and sin, hence the rotated channels.
+    turns: exact pieces of the frequencies that are known, see `pe_jax.positions.phases`.
     rotate: `rotate_half` or `rotate_interleaved`.
     part: 'leading' or 'trailing' channels turn where W < H; the others pass unchanged.
 
@@ -115,15 +123,15 @@ def apply_rope(
   >>> import pe_jax
   >>> inv_freq, factor = pe_jax.scaling.default()(width=8, base=1e4)
   >>> q = jnp.eye(8)[1].reshape(1, 1, 8)
-  >>> apply_rope(q, jnp.array([3]), inv_freq).round(3).tolist()[0][0]
-  [0.0, 0.9549999833106995, 0.0, 0.0, 0.0, 0.29600000381469727, 0.0, 0.0]
+  >>> print(apply_rope(q, jnp.array([3]), inv_freq)[0, 0, 1::4].round(3))
+  [0.955 0.296]
   """
   width, size = 2 * inv_freq.shape[-1], x.shape[-1]
   if width > size:
     raise ValueError(f'{width // 2} frequencies turn {width} channels, but a head has {size}.')
   if part not in ('leading', 'trailing'):
     raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
-  cos, sin = rope_tables(positions, inv_freq, attention_factor)
+  cos, sin = rope_tables(positions, inv_freq, attention_factor, turns)
   if width == size:
     return rotate(x, cos, sin)
   start = 0 if part == 'leading' else size - width
@@ -139,12 +147,14 @@ def _constants(dims, *, base: float, width: int | None, rule: scaling_rules.Rule
   if width > dims.head_dim:
     raise ValueError(f'rope: width={width} is more than head_dim={dims.head_dim}: lower it.')
   arrays = rule.arrays(width, base)
-  return jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), arrays)
+  turns = np.stack([split_turns(arrays[name]) for name in rule.frequencies])
+  return {name: jnp.asarray(array, jnp.float32) for name, array in {**arrays, 'turns': turns}.items()}
 
 
 def _turn(params, x, coords, length, *, rule: scaling_rules.Rule, rotate: Callable, part: str):
   inv_freq, attention_factor = rule.at(params, length)
-  return apply_rope(x, coords, inv_freq, attention_factor, rotate=rotate, part=part)
+  turns = params['turns']
+  return apply_rope(x, coords, inv_freq, attention_factor, turns, rotate=rotate, part=part)
 
 
 _LAYOUTS = {'half': rotate_half, 'interleaved': rotate_interleaved}

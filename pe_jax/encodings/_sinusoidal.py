@@ -92,8 +92,8 @@ def sinusoidal_embedding(
 
   Reference: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.5.
 
-  >>> sinusoidal_embedding(jnp.arange(3), sinusoidal_frequencies(4), width=4).round(2).tolist()[1]
-  [0.8399999737739563, 0.5400000214576721, 0.009999999776482582, 1.0]
+  >>> print(sinusoidal_embedding(jnp.arange(3), sinusoidal_frequencies(4), width=4)[1].round(2))
+  [0.84 0.54 0.01 1.  ]
   """
   angle = phases(positions, frequencies)
   sin, cos = jnp.sin(angle), jnp.cos(angle)
