@@ -123,8 +123,8 @@ def apply_rope(
   >>> import pe_jax
   >>> inv_freq, factor = pe_jax.scaling.default()(width=8, base=1e4)
   >>> q = jnp.eye(8)[1].reshape(1, 1, 8)
-  >>> print(apply_rope(q, jnp.array([3]), inv_freq)[0, 0, 1::4].round(3))
-  [0.955 0.296]
+  >>> [f'{channel:.3f}' for channel in apply_rope(q, jnp.array([3]), inv_freq)[0, 0, 1::4]]
+  ['0.955', '0.296']
   """
   width, size = 2 * inv_freq.shape[-1], x.shape[-1]
   if width > size:

@@ -92,8 +92,9 @@ def sinusoidal_embedding(
 
   Reference: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.5.
 
-  >>> print(sinusoidal_embedding(jnp.arange(3), sinusoidal_frequencies(4), width=4)[1].round(2))
-  [0.84 0.54 0.01 1.  ]
+  >>> row = sinusoidal_embedding(jnp.arange(3), sinusoidal_frequencies(4), width=4)[1]
+  >>> [f'{channel:.2f}' for channel in row]
+  ['0.84', '0.54', '0.01', '1.00']
   """
   angle = phases(positions, frequencies)
   sin, cos = jnp.sin(angle), jnp.cos(angle)
