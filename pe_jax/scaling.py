@@ -61,12 +61,14 @@ class Rule:
     at: (arrays, length) -> (inv_freq [..., width / 2], attention_factor). The factor multiplies
       cos and sin alike.
     length_dependent: whether `at` reads the length.
+    frequencies: names of the arrays that are frequencies; they get exact phases.
   """
 
   name: str
   arrays: Callable
   at: Callable = as_given
   length_dependent: bool = False
+  frequencies: tuple[str, ...] = ('inv_freq',)
 
   def __call__(self, width: int, base: float | Array, length: Array | None = None):
     """Returns (inv_freq [..., width / 2], attention_factor) at a length, shape [...]."""
