@@ -58,8 +58,9 @@ def test_rotating_by_positions_adds_its_tables_only(rotate, dtype):
 
 
 def by_hand_rope(q, k, v, positions):
-  inv_freq = jnp.asarray(1e4 ** (-np.arange(0, 64, 2) / 64), jnp.float32)
-  turn = functools.partial(pe_jax.apply_rope, positions=positions, inv_freq=inv_freq)
+  exact = 1e4 ** (-np.arange(0, 64, 2) / 64)
+  inv_freq, turns = jnp.float32(exact), pe_jax.positions.split_turns(exact)[None]
+  turn = functools.partial(pe_jax.apply_rope, positions=positions, inv_freq=inv_freq, turns=turns)
   return by_hand(turn(q), turn(k), v, None)
 
 
