@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of precision: what rounding may do, at all positions and in every dtype."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.testing._compare import compare
+from pe_jax.testing._compare import NotApplicable
+from pe_jax.testing._compare import PHASE
+from pe_jax.testing._compare import ROUNDING
+from pe_jax.testing._compare import Violation
+from pe_jax.testing._subject import Subject
+from pe_jax.testing._subject import Tokens
+
+FAR = 2**20
+_MANY = 4096  # neighbours in bfloat16 are 16 apart there
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def _wide(tokens: Tokens) -> Tokens:
+  """The same numbers in float32."""
+  return tokens._replace(**{name: getattr(tokens, name).astype(jnp.float32) for name in ('x', 'q', 'k')})
+
+
+def _tolerance(dtype, position: float) -> float:
+  """What rounding of inputs, of the output and of the angle at a position allow."""
+  rounding = ROUNDING if dtype == jnp.float32 else 4 * float(jnp.finfo(dtype).eps)
+  return rounding + 4 * PHASE * position
+
+
+def law_half_precision(subject: Subject):
+  """In bfloat16 and float16 only the inputs and the output are rounded"""
+  for dtype in _DTYPES[1:]:
+    # Rows far out, where positions or tables in half precision are off by whole tokens.
+    positions = np.minimum(subject.positions * 8 + 1000, subject.limit - 1 - subject.positions)
+    tokens = subject.tokens(np.maximum(positions, 0), dtype=dtype)
+    got, want = subject.hooks(tokens), subject.hooks(_wide(tokens))
+    for hook in got:
+      exact = hook == 'bias' and not subject.encoding.reads_content
+      compare(
+          hook,
+          got[hook],
+          want[hook],
+          f'{jnp.dtype(dtype).name} against float32 arithmetic on the same numbers',
+          tolerance=ROUNDING if exact else _tolerance(dtype, 0),
+          positions=tokens.positions,
+          dtype=jnp.dtype(dtype).name,
+      )
+
+
+def law_reference(subject: Subject):
+  """In every dtype, near and far, the hooks are the float64 reference"""
+  known = [hook for hook in subject.reference if getattr(subject.encoding, hook) is not None]
+  if not known:
+    raise NotApplicable('no reference was given')
+  for dtype in _DTYPES:
+    for far in (0, FAR) if subject.limit > 2 * FAR and dtype == jnp.float32 else (0,):
+      tokens = subject.tokens(subject.positions + far, dtype=dtype)
+      got, want = subject.hooks(tokens), _reference(subject, tokens)
+      for hook in want:
+        exact = hook == 'bias' and not subject.encoding.reads_content
+        compare(
+            hook,
+            got[hook],
+            want[hook],
+            'the hook against its float64 reference',
+            tolerance=ROUNDING if exact else _tolerance(dtype, far),
+            positions=tokens.positions,
+            dtype=jnp.dtype(dtype).name,
+        )
+
+
+def _reference(subject: Subject, tokens: Tokens) -> dict[str, np.ndarray]:
+  """Calls the references on float64 copies of what the hooks get."""
+  t, params = jax.tree.map(_double, (tokens, subject.params))
+  groups = t.q.shape[-2] // t.k.shape[-2]
+  k = np.repeat(t.k, groups, axis=-2)
+  ones = np.ones(t.x.shape[:2], int)
+  carry = jax.tree.map(_double, subject.carry())
+  arguments = {
+      'embed': (t.x, t.positions),
+      'place': (t.x, t.positions, ones, carry),
+      'query': (t.q, t.q_coords, t.length),
+      'key': (t.k, t.k_coords, t.length),
+      'bias': (t.q, k, t.q_coords, t.k_coords, t.scale),
+      'logits': (t.logits, t.q, k, t.q_coords, t.k_coords, t.mask),
+      'value': (t.weights, t.q_coords, t.k_coords),
+  }
+  return {
+      hook: np.asarray(subject.reference[hook](params, *args), np.float64)
+      for hook, args in arguments.items()
+      if hook in subject.reference and hook != 'place'
+  }
+
+
+def _double(leaf):
+  leaf = np.asarray(leaf)
+  return leaf if leaf.dtype == bool else leaf.astype(np.float64)
+
+
+def law_place_reference(subject: Subject):
+  """The coordinates that `place` makes are the float64 reference's"""
+  if 'place' not in subject.reference or subject.encoding.place is None:
+    raise NotApplicable('no reference of `place` was given')
+  tokens = subject.tokens()
+  t, params, carry = jax.tree.map(_double, (tokens, subject.params, subject.carry()))
+  segments = np.resize([1, 1, 0, 1, 2, 2, 0, 3], subject.positions.shape).astype(np.int32)
+  want = subject.reference['place'](params, t.x, t.positions, segments, carry)
+  got, _ = subject.place(tokens.x, tokens.positions, segments)
+  seen = segments != 0
+  for one, two in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+    one, two = (np.where(seen[:, None] if np.ndim(c) == 3 else seen, c, 0) for c in (one, two))
+    compare('place', one, two, 'against its float64 reference', segments=segments[0].tolist())
+
+
+def law_told_apart(subject: Subject):
+  """Positions that differ are told apart, in every dtype"""
+  encoding = subject.encoding
+  if encoding.place is not None:
+    raise NotApplicable('its coordinates come from `place`')
+  count = min(_MANY, subject.limit)
+  tokens = _line(subject, count)
+  near = {hook: _distinct(array[:64]) for hook, array in _lines(subject, tokens).items()}
+  if not near:
+    raise NotApplicable('no hook reads positions')
+  single = _lines(subject, tokens)
+  for dtype in _DTYPES:
+    cast = tokens._replace(**{name: getattr(tokens, name).astype(dtype) for name in ('x', 'q', 'k')})
+    for hook, array in _lines(subject, cast).items():
+      every = min(64, count) == near[hook] and hook != 'bias'
+      due = count if every else _distinct(single[hook])
+      if _distinct(array) < due:
+        at = _first_repeat(array)
+        raise Violation(
+            f'{hook} tells {_distinct(array)} of {count} positions apart, not {due}',
+            positions=at,
+            dtype=jnp.dtype(dtype).name,
+        )
+
+
+def _line(subject: Subject, count: int) -> Tokens:
+  """One token, repeated at the positions 0 .. count - 1; one query at 0."""
+  tokens, positions = subject.tokens(), subject.spread(np.arange(count)[None])
+  repeat = lambda array: jnp.asarray(np.repeat(np.asarray(array)[:1, :1], count, axis=1))
+  return tokens._replace(
+      x=repeat(tokens.x) * 0,
+      positions=positions,
+      q=tokens.q[:1, :1],
+      k=repeat(tokens.k),
+      q_coords=jax.tree.map(lambda p: p[:, :1], positions),
+      k_coords=positions,
+      logits=jnp.zeros((1, subject.dims.heads, 1, count)),
+      length=tokens.length[:1],
+  )
+
+
+def _lines(subject: Subject, tokens: Tokens) -> dict[str, np.ndarray]:
+  """What `embed`, `query`, `key` and `bias` make of every position, one row each."""
+  encoding, params = subject.encoding, subject.params
+  query_at = tokens._replace(q=jnp.broadcast_to(tokens.q, (1, tokens.k.shape[1], *tokens.q.shape[2:])))
+  found = _line_hooks(params, tokens, query_at.q, encoding=encoding)
+  return {hook: np.asarray(array[0]).reshape(array.shape[1], -1) for hook, array in found.items()}
+
+
+def _run_lines(params, tokens: Tokens, q, *, encoding):
+  t, out = tokens, {}
+  if encoding.embed is not None:
+    out['embed'] = encoding.embed(params, t.x, t.positions)
+  if encoding.query is not None:
+    out['query'] = encoding.query(params, q, t.k_coords, t.length)
+  if encoding.key is not None:
+    out['key'] = encoding.key(params, t.k, t.k_coords, t.length)
+  if encoding.bias is not None:
+    k = jnp.repeat(t.k, t.q.shape[-2] // t.k.shape[-2], axis=-2)
+    bias = encoding.bias(params, t.q, k, t.q_coords, t.k_coords, t.scale)
+    out['bias'] = jnp.moveaxis(jnp.broadcast_to(bias, t.logits.shape)[:, :, 0], 1, 2)
+  return out
+
+
+_line_hooks = jax.jit(_run_lines, static_argnames='encoding')
+
+
+def _distinct(rows: np.ndarray) -> int:
+  return len(np.unique(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), axis=0))
+
+
+def _first_repeat(rows: np.ndarray) -> list[int]:
+  seen = {}
+  for position, row in enumerate(rows):
+    if row.tobytes() in seen:
+      return [seen[row.tobytes()], position]
+    seen[row.tobytes()] = position
+  return []
+
+
+def law_far(subject: Subject):
+  """At positions past 2 ** 20 everything is finite, and scores keep to a phase error of p 2 ** -23"""
+  if subject.limit < 2 * FAR:
+    raise NotApplicable(f'positions end at max_length={subject.limit}')
+  near, far = subject.tokens(), subject.tokens(subject.positions + FAR)
+  got, want = subject.hooks(far), subject.hooks(near)
+  for hook, array in got.items():
+    if not np.isfinite(array.astype(np.float64)).all():
+      raise Violation(f'{hook} is not finite at position {FAR}', positions=[FAR])
+  if subject.encoding.relative and 'bias' in got:
+    compare('bias', got['bias'], want['bias'], f'shifted by {FAR}, against near positions',
+            positions=far.positions)
+  if subject.encoding.relative:
+    compare('attend', subject.layer(positions=subject.positions + FAR), subject.layer(),
+            f'shifted by {FAR}, against near positions', tolerance=4 * PHASE * FAR)

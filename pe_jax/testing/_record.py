@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of the record: what it may hold, remember and be asked."""
+
+from collections.abc import Iterator
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.base import Dims
+from pe_jax.base import Encoding
+from pe_jax.testing._compare import NotApplicable
+from pe_jax.testing._compare import Violation
+from pe_jax.testing._subject import run_hooks
+from pe_jax.testing._subject import Subject
+from pe_jax.testing._subject import Tokens
+
+
+def _eager(subject: Subject, tokens: Tokens) -> dict:
+  """Calls the hooks as they are, not under a jit of the kit's own."""
+  out = run_hooks(subject.params, tokens, encoding=subject.encoding)
+  return jax.tree.map(lambda array: np.asarray(array, np.float64), out)
+
+
+def law_pure(subject: Subject):
+  """No hook remembers: other calls before it change nothing"""
+  # Traced first, as caches keep tracers; then in half precision, as caches that are filled in
+  # float32 hide their rounding.
+  halved = subject.tokens(dtype=jnp.bfloat16)
+  jax.eval_shape(lambda: run_hooks(subject.params, halved, encoding=subject.encoding))
+  first = _eager(subject, halved)
+  _eager(subject, subject.tokens())
+  for _, made in _variants(subject):
+    fingerprint(subject, made)
+  grown = subject.tokens(np.minimum(subject.positions * 3 + 5, subject.limit - 1))
+  run_hooks(subject.params, grown._replace(length=grown.length * 7), encoding=subject.encoding)
+  again = _eager(subject, halved)
+  for hook in first:
+    if not np.array_equal(first[hook], again[hook], equal_nan=True):
+      raise Violation(
+          f'{hook} of the same arguments changed after calls in float32, with other options and '
+          'lengths: it reads or writes something that is not an argument',
+          dtype='bfloat16',
+      )
+
+
+def law_equal(subject: Subject):
+  """Two records of one call are equal, hash alike and print alike"""
+  one, two = subject.factory(), subject.factory()
+  if one != two:
+    raise Violation(
+        f'{one!r} made twice is not equal: hooks must be module-level functions or pe_jax.bind of '
+        'one, no closures or lambdas',
+    )
+  if hash(one) != hash(two) or repr(one) != repr(two):
+    raise Violation(f'equal records hash or print differently: {one!r}, {two!r}')
+
+
+def law_picklable(subject: Subject):
+  """A record survives pickle and deepcopy"""
+  record = subject.encoding
+  try:
+    again = pickle.loads(pickle.dumps(record))
+  except Exception as error:
+    raise Violation(f'pickle fails: {type(error).__name__}: {error}') from None
+  if again != record or copy.deepcopy(record) != record:
+    raise Violation(f'the copy of {record!r} is not equal to it')
+
+
+def law_no_retrace(subject: Subject):
+  """Equal records and new values do not compile again"""
+  traces = []
+
+  def count(params, tokens, *, encoding):
+    traces.append(encoding)
+    return run_hooks(params, tokens, encoding=encoding)
+
+  counted = jax.jit(count, static_argnames='encoding')
+  tokens = subject.tokens()
+  moved = subject.tokens(np.minimum(subject.positions + 1, subject.limit - 1), seed=5)
+  other = jax.tree.map(lambda leaf: leaf * 0.5, subject.trained)
+  for call in (
+      lambda: counted(subject.params, tokens, encoding=subject.factory()),
+      lambda: counted(subject.params, moved, encoding=subject.factory()),
+      lambda: counted({**subject.params, **other}, moved, encoding=subject.factory()),
+  ):
+    call()
+    if len(traces) > 1:
+      raise Violation('a record made again, or new values, traced the hooks again')
+
+
+def law_one_site(subject: Subject):
+  """It acts on the embedding or in attention, not on both at once"""
+  for part in _leaves(subject.encoding):
+    if part.embed is not None and part.in_attention:
+      raise Violation(f'{part!r} acts at two sites: make two encodings and compose them')
+
+
+def _leaves(encoding: Encoding) -> Iterator[Encoding]:
+  if not encoding.parts:
+    yield encoding
+  for part in encoding.parts:
+    yield from _leaves(part)
+
+
+def law_constants(subject: Subject):
+  """Constants are not trained, and read head sizes only"""
+  encoding, dims = subject.encoding, subject.dims
+  constants = encoding.constants(dims)
+  trained = encoding.init(jax.random.key(0), dims)
+  both = _names(constants) & _names(trained)
+  if both:
+    raise Violation(f'{sorted(both)} are constants and trained at once')
+  for path, leaf in jax.tree_util.tree_flatten_with_path(trained)[0]:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+      raise Violation(
+          f'init returns {jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which cannot be trained: '
+          'return it from constants'
+      )
+  wide = Dims(dims.model * 2, dims.heads, dims.kv_heads, dims.head_dim)
+  same = jax.tree.map(lambda a, b: np.array_equal(a, b), constants, encoding.constants(wide))
+  if not jax.tree.all(same):
+    raise Violation('constants change with the width of the model', model=wide.model)
+
+
+def _names(tree: Any) -> set[str]:
+  return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def law_init(subject: Subject):
+  """`init` is a function of key and sizes, and vmaps over keys"""
+  init, dims = subject.encoding.init, subject.dims
+  one, two = (init(jax.random.key(7), dims) for _ in range(2))
+  if not jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), one, two)):
+    raise Violation('two calls with the same key differ')
+  stacked = jax.eval_shape(
+      jax.vmap(lambda key: init(key, dims)), jax.random.split(jax.random.key(0), 3)
+  )
+  for name, (a, b) in {
+      jax.tree_util.keystr(path): (leaf, jax.tree.leaves(stacked)[i])
+      for i, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(one)[0])
+  }.items():
+    if b.shape != (3, *a.shape):
+      raise Violation(f'init under vmap over 3 keys gives {name} of shape {b.shape}')
+
+
+# --- Options -------------------------------------------------------------------------------------
+
+
+def law_options(subject: Subject):
+  """An option that is given changes the output"""
+  alternatives, untried = _alternatives(subject)
+  if not alternatives:
+    reason = f'give options={{...}} for {", ".join(untried)}' if untried else 'it has no options'
+    raise NotApplicable(reason)
+  for name, values in alternatives.items():
+    for value in values:
+      if not _changes(subject, name, value, alternatives):
+        raise Violation(
+            f'{name}={value!r} changes nothing: not the arrays, nor what a hook returns', **{name: value}
+        )
+
+
+def _changes(subject: Subject, name: str, value: Any, alternatives: dict[str, list]) -> bool:
+  """Whether the option matters, by itself or beside another option that is given."""
+  settings = [{}] + [{other: v[0]} for other, v in alternatives.items() if other != name]
+  for setting in settings:
+    try:
+      before, after = subject.factory(**setting), subject.factory(**setting, **{name: value})
+    except ValueError:
+      continue
+    if before != after and _differ(fingerprint(subject, before), fingerprint(subject, after)):
+      return True
+  return False
+
+
+def fingerprint(subject: Subject, encoding: Encoding) -> list:
+  """Everything that can be seen of an encoding: its arrays, and what its hooks return."""
+  own = Subject(factory=lambda: encoding, dims=subject.dims, axes=subject.axes, size=subject.size)
+  tokens = subject.tokens()
+  own_row = own.place(subject.x, tokens.positions)[0]
+  tokens = tokens._replace(q_coords=own_row, k_coords=own_row)
+  arrays = (encoding.init(jax.random.key(0), subject.dims), own.params)
+  return [*jax.tree.leaves(arrays), *run_hooks(own.params, tokens, encoding=encoding).values()]
+
+
+def _differ(one: list, two: list) -> bool:
+  if [np.shape(a) for a in one] != [np.shape(b) for b in two]:
+    return True
+  return any(not np.allclose(a, b, 1e-6, 1e-6, equal_nan=True) for a, b in zip(one, two))
+
+
+def _variants(subject: Subject) -> Iterator[tuple[str, Encoding]]:
+  for name, values in _alternatives(subject)[0].items():
+    for value in values:
+      yield name, subject.factory(**{name: value})
+
+
+def _alternatives(subject: Subject) -> tuple[dict[str, list], list[str]]:
+  """Finds other values for every option, and the options for which there is none."""
+  found, untried = dict.fromkeys(subject.options), []
+  for name, values in subject.options.items():
+    found[name] = list(values) if isinstance(values, (list, tuple)) else [values]
+  for name, option in inspect.signature(subject.factory).parameters.items():
+    if name in found or option.kind in (option.VAR_KEYWORD, option.VAR_POSITIONAL):
+      continue
+    working = [value for value in _others(option.default) if _works(subject, name, value)]
+    if working:
+      found[name] = working[:1]
+    else:
+      untried.append(name)
+  return found, untried
+
+
+def _others(value: Any) -> list:
+  if isinstance(value, bool):
+    return [not value]
+  if isinstance(value, int):
+    return [2 * value, value // 2, value + 1, value - 1] if value else [1]
+  if isinstance(value, float):
+    return [2 * value, value / 2] if value else [1.0]
+  return []
+
+
+def _works(subject: Subject, name: str, value: Any) -> bool:
+  try:
+    made = subject.factory(**{name: value})
+    made.constants(subject.dims)
+  except ValueError:
+    return False
+  return made.max_length is None or made.max_length > subject.positions.max()
