@@ -33,6 +33,7 @@ from pe_jax.encodings._fox import fox
 from pe_jax.encodings._fox import fox_bias
 from pe_jax.encodings._learned import learned
 from pe_jax.encodings._learned import learned_embedding
+from pe_jax.encodings._learned import resize_table
 from pe_jax.encodings._none import none
 from pe_jax.encodings._rope import apply_rope
 from pe_jax.encodings._rope import rope
@@ -88,6 +89,7 @@ __all__ = (
     'none',
     'parameter_count',
     'positions',
+    'resize_table',
     'rope',
     'rope_tables',
     'rotate_half',

@@ -191,10 +191,10 @@ def freeze(value: Any, name: str, annotation: Any = '') -> Any:
 
 
 def check_positive(**numbers_by_name: float):
-  """Raises a ValueError that names the first number that is not above 0."""
+  """Raises a ValueError that names the first argument that is no number above 0."""
   for name, number in numbers_by_name.items():
-    if not number > 0:
-      raise ValueError(f'{name}={number!r} must be above 0.')
+    if isinstance(number, bool) or not isinstance(number, numbers.Real) or not number > 0:
+      raise ValueError(f'{name}={number!r} must be a number above 0.')
 
 
 def call(name: str, keywords: tuple[tuple[str, Any], ...]) -> str:

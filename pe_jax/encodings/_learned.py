@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learned positions: one trained vector for each position, and none past the last."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,32 @@ def _check_range(positions: np.ndarray, length: int):
         f'positions run from {positions.min()} to {positions.max()}, but the table holds 0 to '
         f'{length - 1}: learn a longer table, or use an encoding without one.'
     )
+
+
+@functools.partial(jax.jit, static_argnames=('length',))
+def resize_table(table: Array, *, length: int) -> Array:
+  """Stretches or shrinks a trained table to another number of rows, by linear interpolation.
+
+  Row r of n covers the interval r / n .. (r + 1) / n, so both tables span the same positions.
+
+  Args:
+    table: shape [rows, width].
+    length: wanted rows.
+
+  Returns:
+    The table, shape [length, width], in its dtype; the arithmetic is float32. Unchanged where it
+    has that length already.
+
+  Reference: Dosovitskiy et al., 2021, https://arxiv.org/abs/2010.11929, section 3.2.
+
+  >>> resize_table(jnp.arange(8.0)[:, None], length=4)[:, 0].tolist()
+  [0.5, 2.5, 4.5, 6.5]
+  """
+  if length == table.shape[0]:
+    return table
+  shape = (length, table.shape[1])
+  resized = jax.image.resize(table.astype(jnp.float32), shape, method='linear', antialias=False)
+  return resized.astype(table.dtype)
 
 
 # --- Hooks ---------------------------------------------------------------------------------------
