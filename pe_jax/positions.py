@@ -40,15 +40,15 @@ def expand(x: Array, ndim: int) -> Array:
 def phases(positions: Array, frequencies: Array, turns: Array | None = None) -> Array:
   """Computes the angle w p of every position p and frequency w, in float32.
 
-  A float32 product w p errs by up to w p 2 ** -23: 0.02 rad at 2 ** 20 for w near 1. With `turns` the
-  whole turns are taken off before the product is rounded, and the angle is right to 1e-6 up to
-  positions of 2 ** 24. Only then, angles are modulo 2 pi. Gradients are those of w p in either case.
+  A float32 product w p errs by up to w p 2 ** -23: 0.02 rad at 2 ** 20 for w near 1. With `turns`
+  whole turns are taken off before anything is rounded: the angle, modulo 2 pi, is then right to
+  1e-6 up to positions of 2 ** 24. Gradients are those of w p in either case.
 
   Args:
     positions: shape [..., T].
     frequencies: radians per position, shape [F], or [..., F] for one set a row.
-    turns: what `split_turns` makes of frequencies that are known exactly, shape [S, 5, F]. A channel
-      whose frequency is none of the S known ones is a float32 product.
+    turns: what `split_turns` makes of frequencies that are known exactly, shape [S, 5, F]. A
+      channel whose frequency is none of the S known ones is a float32 product.
 
   Returns:
     Angles in radians, float32, shape [..., T, F].
@@ -101,8 +101,8 @@ def _known(frequencies: Array, turns: Array) -> tuple[Array, ...]:
   """Returns the five pieces of each frequency, zeros where it is none of the known ones."""
   if turns.dtype != jnp.float32:
     raise ValueError(
-        f'turns have dtype {turns.dtype}: they are constants of the encoding, kept in float32. Cast '
-        'trained arrays only.'
+        f'turns have dtype {turns.dtype}: they are constants of the encoding, kept in float32. '
+        'Cast trained arrays only.'
     )
   pieces = expand(jnp.zeros_like(turns[0, :, None]), frequencies.ndim + 1)
   for one in turns:

@@ -148,7 +148,7 @@ def _constants(dims, *, base: float, width: int | None, rule: scaling_rules.Rule
     raise ValueError(f'rope: width={width} is more than head_dim={dims.head_dim}: lower it.')
   arrays = rule.arrays(width, base)
   turns = np.stack([split_turns(arrays[name]) for name in rule.frequencies])
-  return {name: jnp.asarray(array, jnp.float32) for name, array in {**arrays, 'turns': turns}.items()}
+  return jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), {**arrays, 'turns': turns})
 
 
 def _turn(params, x, coords, length, *, rule: scaling_rules.Rule, rotate: Callable, part: str):
