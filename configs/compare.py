@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which encoding reads texts longer than those it was trained on?
+
+  python -m experiments.compare --config=configs/compare.py[:quick] --workdir=DIR
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(variant: str = 'default') -> config_dict.ConfigDict:
+  """Returns the settings of `default` or `quick`."""
+  variants = {'default': default, 'quick': quick}
+  if variant not in variants:
+    raise ValueError(f'there is no variant {variant!r} of this config: use {" or ".join(variants)}')
+  return variants[variant]()
+
+
+def default() -> config_dict.ConfigDict:
+  config = config_dict.ConfigDict()
+  config.corpus = 'stdlib'  # or paths, directories and globs of your own, separated by commas
+  config.window = 64  # bytes that a model is trained to read
+  config.encodings = _encodings(config.get_oneway_ref('window'))
+
+  config.batch = 32  # windows a step
+  config.steps = 500
+  config.chunk = 25  # steps between two checkpoints
+  config.seed = 0  # the first one
+  config.seeds = 3
+
+  config.model = config_dict.ConfigDict({  # of pe_jax.transformer.Config; None is its default
+      'layers': 3,
+      'model': 64,
+      'heads': 4,  # at least 4 for ALiBi: with 2 the pilot's perplexity grew with the length
+      'kv_heads': config_dict.placeholder(int),
+      'head_dim': config_dict.placeholder(int),
+      'hidden': config_dict.placeholder(int),
+      'norm': 'rms',
+      'residual': 'pre',
+      'activation': 'gelu',
+      'bias': False,
+      'tie': True,
+      'sharing': 'shared',
+      'dtype': 'float32',
+      'remat': False,
+      'window': config_dict.placeholder(int),  # of attention
+  })
+  config.optimizer = config_dict.ConfigDict({
+      'learning_rate': 3e-3,
+      'warmup': 0.1,  # part of the steps
+      'final': 0.1,  # learning rate of the last step, as a part of the highest
+      'weight_decay': 1e-4,
+      'clip_norm': 1.0,
+      'b1': 0.9,
+      'b2': 0.95,
+      'eps': 1e-8,
+  })
+  # Values to try for any number of the optimizer, all of them trained together:
+  # --config.grid.learning_rate='(1e-3,2e-3)'.
+  config.grid = config_dict.ConfigDict({name: () for name in config.optimizer})
+
+  config.evaluate = config_dict.ConfigDict({
+      'times': (1.0, 2.0, 4.0, 8.0),  # lengths, in windows
+      'bytes': 65536,  # that every length predicts
+      'batch_tokens': 4096,
+  })
+  return config
+
+
+def quick() -> config_dict.ConfigDict:
+  config = default()
+  config.steps = 100
+  config.seeds = 1
+  config.evaluate.bytes = 16384
+  return config
+
+
+def _encodings(window: config_dict.FieldReference) -> config_dict.FieldReference:
+  """The list of encodings; what depends on the window follows it when it is overridden."""
+  return (
+      'none(); sinusoidal(); learned(length='
+      + window.to_str()
+      + '); rope(); alibi(); t5(max_distance='
+      + (window // 2).to_str()
+      + ')'
+  )

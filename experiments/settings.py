@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards for the settings of an experiment: what was given, what is allowed, what to do."""
+
+import math
+from typing import Any
+
+import ml_collections
+
+from experiments import errors
+
+_SIZES = ('window', 'batch', 'steps', 'chunk', 'seeds', 'evaluate.bytes', 'evaluate.batch_tokens')
+
+
+def check(config: ml_collections.FrozenConfigDict) -> None:
+  """Raises a UserError for a size, a number or a length that cannot be."""
+  for name in _SIZES:
+    if _get(config, name) < 1:
+      _refuse(name, _get(config, name), 'a whole number of at least 1')
+  if config.seed < 0:
+    _refuse('seed', config.seed, 'a whole number of at least 0')
+  for name, value in config.model.items():
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+      _refuse(f'model.{name}', value, 'a whole number of at least 1')
+  for name, value in config.optimizer.items():
+    _check_number(f'optimizer.{name}', value)
+  for name, values in config.grid.items():
+    for value in values:
+      _check_number(f'grid.{name}', value)
+    if len(set(values)) < len(values):
+      _refuse(f'grid.{name}', values, 'every value once')
+  _check_lengths(config)
+
+
+def _check_lengths(config: ml_collections.FrozenConfigDict) -> None:
+  times = config.evaluate.times
+  if not times:
+    _refuse('evaluate.times', times, 'at least one length, in windows: (1, 2, 4, 8)')
+  for one in times:
+    _check_number('evaluate.times', one)
+    length = one * config.window
+    if length != round(length):
+      _refuse('evaluate.times', one, f'whole bytes: times a window of {config.window} is {length}')
+    if one < 1:
+      trained = f'{length:g} is below the window of {config.window} that models are trained at'
+      _refuse('evaluate.times', one, f'at least 1: {trained}')
+  if list(times) != sorted(set(times)):
+    _refuse('evaluate.times', times, 'increasing, every length once')
+
+
+def _check_number(name: str, value: Any) -> None:
+  number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not number or not math.isfinite(value) or value < 0:
+    _refuse(name, value, 'a finite number of at least 0')
+
+
+def _refuse(name: str, value: Any, allowed: str) -> None:
+  raise errors.UserError(f'--config.{name}={value} cannot be: give {allowed}')
+
+
+def _get(config: ml_collections.FrozenConfigDict, path: str) -> Any:
+  for name in path.split('.'):
+    config = config[name]
+  return config
