@@ -145,7 +145,7 @@ def check(
   )
   _check_subject(subject)
   with _strict():
-    report = Report(repr(subject.encoding), tuple(_judge(law, subject) for law in LAWS))
+    report = Report(repr(subject.encoding), _findings(subject))
   if not report.ok:
     raise ConformanceError(report)
   return report
@@ -173,8 +173,30 @@ def _strict():
     yield
 
 
+def _findings(subject: Subject) -> tuple[Finding, ...]:
+  try:
+    _ = subject.params  # made here, as a law may ask for them first under a trace
+  except Exception as error:
+    return _without_arrays(error)
+  return tuple(_judge(law, subject) for law in LAWS)
+
+
+def _without_arrays(error: Exception) -> tuple[Finding, ...]:
+  """Blames the law of `init` alone where init or constants raise."""
+  return tuple(
+      Finding(*_title(law), FAILED, _message(error))
+      if law is record.law_init
+      else Finding(*_title(law), NOT_APPLICABLE, 'its arrays cannot be made')
+      for law in LAWS
+  )
+
+
+def _title(law: Law) -> tuple[str, str]:
+  return law.__name__.removeprefix('law_'), law.__doc__.splitlines()[0]
+
+
 def _judge(law: Law, subject: Subject) -> Finding:
-  name, sentence = law.__name__.removeprefix('law_'), law.__doc__.splitlines()[0]
+  name, sentence = _title(law)
   error = _error(law, subject)
   if error is None:
     return Finding(name, sentence, PASSED)
@@ -186,7 +208,6 @@ def _judge(law: Law, subject: Subject) -> Finding:
 
 def _error(law: Law, subject: Subject) -> Exception | None:
   try:
-    _ = subject.params  # made here, as a law may first ask for them under a trace
     law(subject)
   except Exception as error:  # an encoding may raise anything, and that breaks the law as well
     return error
@@ -196,7 +217,9 @@ def _error(law: Law, subject: Subject) -> Exception | None:
 def _shrink(law: Law, subject: Subject, error: Exception) -> tuple[Exception, int]:
   """Finds the fewest tokens with which the law fails in the same way."""
   for size in _SMALL:
-    smaller = _error(law, dataclasses.replace(subject, size=size))
+    with_fewer = dataclasses.replace(subject, size=size)
+    vars(with_fewer).update(params=subject.params)  # as made above
+    smaller = _error(law, with_fewer)
     if type(smaller) is type(error):
       return smaller, size
   return error, subject.size

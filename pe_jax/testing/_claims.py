@@ -2,7 +2,6 @@
 """Laws of the claims: what a record says of itself is what it does."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.masks import Mask
@@ -12,6 +11,7 @@ from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import ROUNDING
 from pe_jax.testing._compare import Violation
 from pe_jax.testing._subject import BATCH
+from pe_jax.testing._subject import run_hooks
 from pe_jax.testing._subject import Subject
 
 
@@ -48,7 +48,7 @@ def law_causal_only(subject: Subject):
   if not encoding.causal_only:
     raise NotApplicable('it does not claim to be causal only')
   tokens = subject.tokens()
-  v = jnp.zeros(tokens.k.shape)
+  v = np.zeros_like(tokens.k)
   run = lambda mask: jax.eval_shape(
       lambda: attend(tokens.q, tokens.k, v, tokens.q_coords, tokens.k_coords, encoding=encoding,
                      params=subject.params, mask=mask, length=tokens.length))
@@ -70,7 +70,7 @@ def law_length(subject: Subject):
   near = subject.hooks(tokens)
   seen = 0.0
   for length in (1, 300, 70_000):
-    other = subject.hooks(tokens._replace(length=jnp.full(BATCH, length, jnp.int32)))
+    other = subject.hooks(tokens._replace(length=np.full(BATCH, length, np.int32)))
     seen = max(seen, *(_largest(other[hook], near[hook]) for hook in ('query', 'key') if hook in near))
   if (seen > 0) != subject.encoding.length_dependent:
     claim = subject.encoding.length_dependent
@@ -147,9 +147,8 @@ def law_max_length(subject: Subject):
 
 
 def _refuses(subject: Subject, tokens, outside: int):
-  from pe_jax.testing._subject import run_hooks
   try:
-    run_hooks(subject.params, tokens, encoding=subject.encoding)
+    run_hooks(subject.params, jax.tree.map(jax.numpy.asarray, tokens), encoding=subject.encoding)
   except ValueError:
     return
   raise Violation(f'position {outside} is no ValueError where it is known', positions=[outside])

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.base import assemble
 from pe_jax.base import Dims
 from pe_jax.base import take_heads
 from pe_jax.testing._compare import compare
@@ -205,7 +206,8 @@ def law_scale(subject: Subject):
 def law_jit(subject: Subject):
   """Compiled and called as they are, the hooks agree"""
   tokens = subject.tokens()
-  eager = run_hooks(subject.params, tokens, encoding=subject.encoding)
+  arrays = jax.tree.map(jnp.asarray, tokens)
+  eager = run_hooks(subject.params, arrays, encoding=subject.encoding)
   eager = jax.tree.map(np.asarray, eager)
   compare_hooks(eager, subject.hooks(tokens), 'eager against jit', positions=tokens.positions)
 
@@ -228,8 +230,8 @@ def law_shapes(subject: Subject):
     like = {'embed': tokens.x, 'query': tokens.q, 'key': tokens.k, 'bias': tokens.logits,
             'logits': tokens.logits, 'value': tokens.q}
     for cast in (jnp.float32, dtype):
-      params = jax.tree.map(lambda leaf, cast=cast: leaf.astype(cast), subject.trained)
-      params = _merged(subject, params)
+      params = jax.tree.map(lambda leaf, cast=cast: np.asarray(leaf).astype(cast), subject.trained)
+      params = assemble(subject.encoding, params, subject.dims)
       run = lambda params, tokens: run_hooks(params, tokens, encoding=subject.encoding)
       for name, out in jax.eval_shape(run, params, tokens).items():
         want = jnp.dtype(jnp.float32 if name in float32 else dtype)
@@ -240,8 +242,3 @@ def law_shapes(subject: Subject):
               f'{name} returns {out.dtype}, not {want}', dtype=jnp.dtype(dtype).name,
               params=jnp.dtype(cast).name,
           )
-
-
-def _merged(subject: Subject, trained):
-  from pe_jax.base import assemble
-  return assemble(subject.encoding, trained, subject.dims)

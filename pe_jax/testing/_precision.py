@@ -121,14 +121,13 @@ def law_told_apart(subject: Subject):
     raise NotApplicable('its coordinates come from `place`')
   count = min(_MANY, subject.limit)
   tokens = _line(subject, count)
-  near = {hook: _distinct(array[:64]) for hook, array in _lines(subject, tokens).items()}
-  if not near:
-    raise NotApplicable('no hook reads positions')
   single = _lines(subject, tokens)
+  if not single:
+    raise NotApplicable('no hook reads positions')
   for dtype in _DTYPES:
     cast = tokens._replace(**{name: getattr(tokens, name).astype(dtype) for name in ('x', 'q', 'k')})
     for hook, array in _lines(subject, cast).items():
-      every = min(64, count) == near[hook] and hook != 'bias'
+      every = hook != 'bias' and _distinct(single[hook][:64]) == min(64, count)
       due = count if every else _distinct(single[hook])
       if _distinct(array) < due:
         at = _first_repeat(array)
@@ -142,7 +141,7 @@ def law_told_apart(subject: Subject):
 def _line(subject: Subject, count: int) -> Tokens:
   """One token, repeated at the positions 0 .. count - 1; one query at 0."""
   tokens, positions = subject.tokens(), subject.spread(np.arange(count)[None])
-  repeat = lambda array: jnp.asarray(np.repeat(np.asarray(array)[:1, :1], count, axis=1))
+  repeat = lambda array: np.repeat(array[:1, :1], count, axis=1)
   return tokens._replace(
       x=repeat(tokens.x) * 0,
       positions=positions,
@@ -150,7 +149,7 @@ def _line(subject: Subject, count: int) -> Tokens:
       k=repeat(tokens.k),
       q_coords=jax.tree.map(lambda p: p[:, :1], positions),
       k_coords=positions,
-      logits=jnp.zeros((1, subject.dims.heads, 1, count)),
+      logits=np.zeros((1, subject.dims.heads, 1, count), np.float32),
       length=tokens.length[:1],
   )
 
@@ -158,8 +157,8 @@ def _line(subject: Subject, count: int) -> Tokens:
 def _lines(subject: Subject, tokens: Tokens) -> dict[str, np.ndarray]:
   """What `embed`, `query`, `key` and `bias` make of every position, one row each."""
   encoding, params = subject.encoding, subject.params
-  query_at = tokens._replace(q=jnp.broadcast_to(tokens.q, (1, tokens.k.shape[1], *tokens.q.shape[2:])))
-  found = _line_hooks(params, tokens, query_at.q, encoding=encoding)
+  q = np.broadcast_to(tokens.q, (1, tokens.k.shape[1], *tokens.q.shape[2:]))
+  found = _line_hooks(params, tokens, q, encoding=encoding)
   return {hook: np.asarray(array[0]).reshape(array.shape[1], -1) for hook, array in found.items()}
 
 
@@ -182,7 +181,7 @@ _line_hooks = jax.jit(_run_lines, static_argnames='encoding')
 
 
 def _distinct(rows: np.ndarray) -> int:
-  return len(np.unique(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), axis=0))
+  return len({row.tobytes() for row in rows})
 
 
 def _first_repeat(rows: np.ndarray) -> list[int]:

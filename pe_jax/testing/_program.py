@@ -13,6 +13,7 @@ from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._subject import BATCH
 from pe_jax.testing._subject import layer
 from pe_jax.testing._subject import run_hooks
 from pe_jax.testing._subject import run_layer
@@ -60,7 +61,8 @@ def law_sharded(subject: Subject):
   rows = 8 // heads
   auto = (jax.sharding.AxisType.Auto,) * 2
   mesh = jax.make_mesh((rows, heads), ('rows', 'heads'), devices=devices[:8], axis_types=auto)
-  split = lambda array: np.resize(array, (8, *array.shape[1:]))
+  batch = max(rows, BATCH)
+  split = lambda array: np.resize(array, (batch, *array.shape[1:]))
   row = subject.row(x=split(subject.x), positions=split(subject.positions))
   by_row = jax.tree.map(lambda leaf: P('rows', *[None] * (leaf.ndim - 1)), row)
   by_head = {name: P(None, 'heads') for name in ('q', 'k', 'v')} | {'v_bias': P('heads')}

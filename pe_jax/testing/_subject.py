@@ -263,7 +263,7 @@ class Subject:
         length=np.resize([64, 100, 1000, 5000], batch).astype(np.int32),
         scale=np.float32(d.head_dim**-0.5),
     )
-    return jax.tree.map(jnp.asarray, tokens)
+    return jax.tree.map(np.asarray, tokens)
 
   def hooks(self, tokens: Tokens, params: Arrays | None = None) -> dict[str, np.ndarray]:
     """What every hook returns, compiled."""
