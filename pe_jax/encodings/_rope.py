@@ -70,7 +70,11 @@ def rotate_half(x: Array, cos: Array, sin: Array) -> Array:
   """
   cos, sin = _over_heads(cos, x.ndim), _over_heads(sin, x.ndim)
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+  # Two padded halves are as fast as a copy; XLA on a CPU takes twice as long to concatenate them.
+  rows, half = [(0, 0)] * (x.ndim - 1), x.shape[-1] // 2
+  first = jnp.pad(a * cos - b * sin, [*rows, (0, half)])
+  second = jnp.pad(b * cos + a * sin, [*rows, (half, 0)])
+  return (first + second).astype(x.dtype)
 
 
 @jax.jit
