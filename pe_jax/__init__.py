@@ -4,6 +4,7 @@
 The namespace is the catalogue.
 """
 
+from pe_jax import hf
 from pe_jax import kernels
 from pe_jax import positions
 from pe_jax import scaling
@@ -81,6 +82,7 @@ __all__ = (
     'forget_gates',
     'fox',
     'fox_bias',
+    'hf',
     'initial_carry',
     'kernels',
     'learned',
