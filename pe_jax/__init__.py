@@ -6,6 +6,7 @@ The namespace is the catalogue.
 
 from pe_jax import hf
 from pe_jax import kernels
+from pe_jax import layouts
 from pe_jax import positions
 from pe_jax import scaling
 from pe_jax.attention import attend
@@ -32,9 +33,12 @@ from pe_jax.encodings._cope import cope_logits
 from pe_jax.encodings._fox import forget_gates
 from pe_jax.encodings._fox import fox
 from pe_jax.encodings._fox import fox_bias
+from pe_jax.encodings._heads import on_heads
 from pe_jax.encodings._learned import learned
 from pe_jax.encodings._learned import learned_embedding
 from pe_jax.encodings._learned import resize_table
+from pe_jax.encodings._logn import log_n
+from pe_jax.encodings._logn import log_n_scale
 from pe_jax.encodings._none import none
 from pe_jax.encodings._rope import apply_rope
 from pe_jax.encodings._rope import rope
@@ -57,6 +61,9 @@ from pe_jax.encodings._t5 import t5_bias
 from pe_jax.encodings._t5 import t5_bidirectional_buckets
 from pe_jax.encodings._t5 import t5_boundaries
 from pe_jax.encodings._t5 import t5_causal_buckets
+from pe_jax.encodings._xpos import xpos
+from pe_jax.encodings._xpos import xpos_decay
+from pe_jax.encodings._xpos import xpos_exponents
 from pe_jax.masks import Mask
 
 __version__ = '0.1.0'
@@ -85,10 +92,14 @@ __all__ = (
     'hf',
     'initial_carry',
     'kernels',
+    'layouts',
     'learned',
     'learned_embedding',
+    'log_n',
+    'log_n_scale',
     'Mask',
     'none',
+    'on_heads',
     'parameter_count',
     'positions',
     'resize_table',
@@ -116,4 +127,7 @@ __all__ = (
     'timing_signal',
     'trainable',
     'with_positions',
+    'xpos',
+    'xpos_decay',
+    'xpos_exponents',
 )

@@ -161,7 +161,7 @@ def _turn(params, x, coords, length, *, rule: scaling_rules.Rule, rotate: Callab
   return apply_rope(x, coords, inv_freq, attention_factor, turns, rotate=rotate, part=part)
 
 
-_LAYOUTS = {'half': rotate_half, 'interleaved': rotate_interleaved}
+LAYOUTS = {'half': rotate_half, 'interleaved': rotate_interleaved}
 
 
 @factory
@@ -191,8 +191,8 @@ def rope(
   True
   """
   check_positive(base=base)
-  if layout not in _LAYOUTS:
-    raise ValueError(f'layout={layout!r}: choose one of {list(_LAYOUTS)}.')
+  if layout not in LAYOUTS:
+    raise ValueError(f'layout={layout!r}: choose one of {list(LAYOUTS)}.')
   if part not in ('leading', 'trailing'):
     raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
   if width is not None and (width < 2 or width % 2):
@@ -201,7 +201,7 @@ def rope(
     raise ValueError(
         f'scaling={scaling!r} is no rule: call one of pe_jax.scaling, as in linear(factor=4).'
     )
-  turn = bind(_turn, rule=scaling, rotate=_LAYOUTS[layout], part=part)
+  turn = bind(_turn, rule=scaling, rotate=LAYOUTS[layout], part=part)
   return Encoding(
       name='rope',
       constants=bind(_constants, base=base, width=width, rule=scaling),

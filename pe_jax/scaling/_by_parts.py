@@ -217,8 +217,8 @@ def check_ramp(*, original_length: float, beta_fast: float, beta_slow: float):
   check_length(original_length)
   if not beta_fast >= beta_slow > 0:
     raise ValueError(
-        f'beta_fast={beta_fast!r}, beta_slow={beta_slow!r}: what turns beta_fast times is the faster '
-        'channel, so choose beta_fast >= beta_slow > 0.'
+        f'beta_fast={beta_fast!r}, beta_slow={beta_slow!r}: what turns beta_fast times is '
+        'the faster channel, so choose beta_fast >= beta_slow > 0.'
     )
 
 
