@@ -36,7 +36,7 @@ def default() -> config_dict.ConfigDict:
       'hidden': config_dict.placeholder(int),
       'norm': 'rms',
       'residual': 'pre',
-      'activation': 'gelu',
+      'activation': 'relu',  # a third less time on a CPU than gelu
       'bias': False,
       'tie': True,
       'sharing': 'shared',
@@ -60,7 +60,7 @@ def default() -> config_dict.ConfigDict:
 
   config.evaluate = config_dict.ConfigDict({
       'times': (1.0, 2.0, 4.0, 8.0),  # lengths, in windows
-      'bytes': 65536,  # that every length predicts
+      'bytes': 32768,  # that every length predicts
       'batch_tokens': 4096,
   })
   return config

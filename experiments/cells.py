@@ -154,7 +154,8 @@ def _train(cell, config, corpus, board) -> tuple[Any, dict[str, Any]]:
   """Runs the steps that are left; returns the trained models and what they cost."""
   members, recipe = train.members(config), train.recipe(config, cell.encoding)
   board.phase(cell.typed, 'compiling')
-  state = jax.jit(train.init, static_argnames='recipe')(members.seed, members.hypers, recipe=recipe)
+  # Not jitted: its small operations are compiled once for all cells, a whole program for each.
+  state = train.init(members.seed, members.hypers, recipe=recipe)
   done, state = files.load_checkpoint(cell.directory, state) or (0, state)
   run_steps = jax.jit(train.run_steps, static_argnames='recipe', donate_argnames='state')
   data = (jax.device_put(corpus.train), members.seed, members.hypers)

@@ -8,11 +8,9 @@ The text is read with ast and never evaluated: literals, the factories of pe_jax
 import ast
 from collections.abc import Callable
 import hashlib
-import importlib.util
 import inspect
 import pathlib
 import re
-import sys
 import traceback
 import types
 import typing
@@ -20,6 +18,7 @@ from typing import Any
 
 from experiments import errors
 import pe_jax
+from pe_jax._load import load
 
 _NAMESPACES = ('scaling', 'positions')
 _FILE = re.compile(r'([^\s(),;=\'"]+\.py):(\w+)')
@@ -74,7 +73,8 @@ def source_files(text: str) -> dict[str, str]:
   """Returns the hash of each file of the user's that `text` names, by path as typed."""
   paths = {path for path, _ in _FILE.findall(text)}
   return {
-      path: hashlib.sha256(_absolute(path).read_bytes()).hexdigest() for path in sorted(paths)
+      path: hashlib.sha256(pathlib.Path(path).expanduser().read_bytes()).hexdigest()
+      for path in sorted(paths)
   }
 
 
@@ -202,51 +202,36 @@ def _public(module: types.ModuleType) -> dict[str, Callable]:
 
 
 def _is_own(module: types.ModuleType, name: str, member: Any) -> bool:
-  return not name.startswith('_') and getattr(member, '__module__', None) == module.__name__
+  home = getattr(member, '__module__', None) or ''
+  return not name.startswith('_') and f'{home}.'.startswith(f'{module.__name__}.')
 
 
 # --- Files of the user's -------------------------------------------------------------------------
 
 
 def _from_file(path: str, name: str) -> Any:
-  module = _load(_absolute(path))
+  module = _load(path)
   if not hasattr(module, name):
-    functions = [key for key in _public(module)]
     raise errors.UserError(
-        f'{path} has no {name!r}. Its functions: {errors.closest_first(name, functions)}'
+        f'{path} has no {name!r}. Its functions: {errors.closest_first(name, _public(module))}'
     )
   return getattr(module, name)
 
 
-def _absolute(path: str) -> pathlib.Path:
-  file = pathlib.Path(path).expanduser().resolve()
-  if not file.is_file():
-    raise errors.UserError(
-        f'there is no file {path} (looked for {file}): give the path from here or from /'
-    )
-  return file
-
-
-def _load(file: pathlib.Path) -> types.ModuleType:
-  """Imports a file once, so that its records are equal and can be pickled."""
-  name = f'pe_jax_file_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}'
-  if name in sys.modules:
-    return sys.modules[name]
-  spec = importlib.util.spec_from_file_location(name, file)
-  module = sys.modules[name] = importlib.util.module_from_spec(spec)
+def _load(path: str) -> types.ModuleType:
+  if not pathlib.Path(path).expanduser().is_file():
+    raise errors.UserError(f'there is no file {path}: give its path from here, or from /')
   try:
-    spec.loader.exec_module(module)
+    return load(path)
   except (Exception, SystemExit) as error:
-    del sys.modules[name]
     raise errors.UserError(
-        f'{file} failed to import: {type(error).__name__}: {error}{_where(error)}; mend the file'
+        f'{path} failed to import: {type(error).__name__}: {error}{_where(error)}; mend the file'
     ) from error
-  return module
 
 
 def _where(error: BaseException) -> str:
-  """Says in which line of the user's own file an error arose."""
-  frames = traceback.extract_tb(error.__traceback__)
-  own = [frame for frame in frames if 'importlib' not in frame.filename]
-  last = own[-1] if own else None
-  return f' ({pathlib.Path(last.filename).name}, line {last.lineno})' if last else ''
+  """Says in which line of the user's own file an error arose; a SyntaxError says it itself."""
+  if isinstance(error, SyntaxError):
+    return ''
+  last = traceback.extract_tb(error.__traceback__)[-1]
+  return f' ({pathlib.Path(last.filename).name}, line {last.lineno})'

@@ -60,11 +60,9 @@ class Members:
   hypers: dict[str, np.ndarray]
 
   def labels(self) -> list[str]:
-    """Names the members as metrics do: 'learning_rate=0.001 seed=0'."""
+    """Names the members as curves do: 'learning_rate_0.001/seed_0'."""
     return [
-        ' '.join(f'{name}={value:g}' for name, value in point.items()) + f' seed={seed}'
-        if point
-        else f'seed={seed}'
+        '/'.join(f'{name}_{value:g}' for name, value in [*point.items(), ('seed', seed)])
         for point in self.points
         for seed in self.seeds
     ]
