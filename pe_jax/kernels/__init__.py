@@ -8,8 +8,9 @@ as `pe_jax.attend` calls it: params complete, coordinates with the batch axes of
 What a kernel cannot honour it refuses. Queries that see nothing are `attend`'s to silence.
 """
 
+from pe_jax.kernels._blockwise import blockwise
 from pe_jax.kernels._dense import dense
 from pe_jax.kernels._jax_nn import cudnn
 from pe_jax.kernels._jax_nn import xla
 
-__all__ = ('cudnn', 'dense', 'xla')
+__all__ = ('blockwise', 'cudnn', 'dense', 'xla')
