@@ -6,8 +6,10 @@ windows are masks, not encodings: they are not read here.
 """
 
 from pe_jax.hf._models import layer_types
+from pe_jax.hf._read import head_dim
 from pe_jax.hf._read import load
+from pe_jax.hf._read import POSITION_KEYS
 from pe_jax.hf._read import rope_from_config
 from pe_jax.hf._write import to_config
 
-__all__ = ['layer_types', 'load', 'rope_from_config', 'to_config']
+__all__ = ['POSITION_KEYS', 'head_dim', 'layer_types', 'load', 'rope_from_config', 'to_config']

@@ -76,6 +76,7 @@ REPLACED = (*_BASE_KEYS, *_LOCAL_KEYS, *_PART_KEYS, *_TABLE_KEYS, _LENGTH)
 _READ = (*REPLACED, 'max_position_embeddings', 'no_rope_layers', 'no_rope_layer_interval',
          'rope_interleave', 'position_embedding_type')  # fmt: skip
 _OFF = ('alibi', 'attn_temperature_tuning', 'use_logn_attn', 'use_dynamic_ntk')
+POSITION_KEYS = (*_READ, *_OFF)
 _ABOUT_POSITIONS = re.compile('rope|rotary|nope|theta|position|alibi|logn|ntk|yarn|temperature_tun')
 
 
@@ -85,7 +86,7 @@ def _check_keys(config: Config):
   for key, value in config.items():
     if key in _OFF and value:
       raise ValueError(f'{key}={value!r} acts on positions and is no part of RoPE: not read here.')
-    if key not in (*_READ, *_OFF) and _ABOUT_POSITIONS.search(key):
+    if key not in POSITION_KEYS and _ABOUT_POSITIONS.search(key):
       raise ValueError(f'{key}={value!r} is not known here: known keys are {sorted(_READ)}.')
   if config.get('position_embedding_type') not in (None, 'rope', 'rotary'):
     raise ValueError(
