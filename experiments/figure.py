@@ -16,10 +16,10 @@ from experiments.results import Row
 FORMATS = ('png', 'svg', 'pdf')
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, less the yellow that fades.
-_COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
+COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 _MARKERS = 'osD^vPX'
-_STYLES = ('-', '--', ':', '-.')
-_STYLE = {
+_LINES = ('-', '--', ':', '-.')
+STYLE = {
     'font.family': 'DejaVu Sans',
     'font.size': 10,
     'axes.spines.top': False,
@@ -37,7 +37,7 @@ def draw(rows: list[Row]) -> dict[str, bytes]:
   """Draws the figure; returns the content of one file for each of FORMATS."""
   # Embedding fonts in the PDF is reported at the level that absl shows.
   logging.getLogger('fontTools').setLevel(logging.WARNING)
-  with matplotlib.rc_context(_STYLE):
+  with matplotlib.rc_context(STYLE):
     height = max(4.2, _GAP * len(rows) + 1.5)
     made = mpl_figure.Figure(figsize=(7.6, height), layout='constrained')
     axes = made.add_subplot()
@@ -47,14 +47,14 @@ def draw(rows: list[Row]) -> dict[str, bytes]:
     drawn = [line for line in drawn if line[2] is not None]
     if drawn:
       _label(axes, *zip(*drawn, strict=True))
-    return {kind: _render(made, kind) for kind in FORMATS}
+    return {kind: render(made, kind) for kind in FORMATS}
 
 
 def _look(index: int) -> dict[str, Any]:
   return {
-      'color': _COLORS[index % len(_COLORS)],
+      'color': COLORS[index % len(COLORS)],
       'marker': _MARKERS[index % len(_MARKERS)],
-      'linestyle': _STYLES[index // len(_COLORS) % len(_STYLES)],
+      'linestyle': _LINES[index // len(COLORS) % len(_LINES)],
       'markersize': 5,
       'linewidth': 1.8,
   }
@@ -142,7 +142,8 @@ def _overlap(below: tuple[float, int], above: tuple[float, int], gap: float) -> 
   return above[0] - below[0] < gap * (above[1] + below[1]) / 2
 
 
-def _render(made: mpl_figure.Figure, kind: str) -> bytes:
+def render(made: mpl_figure.Figure, kind: str) -> bytes:
+  """Returns the content of a figure's file, of a kind in FORMATS."""
   buffer = io.BytesIO()
   # Without a date, the same results give the same file.
   metadata = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}, 'png': {}}[kind]

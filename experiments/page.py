@@ -28,6 +28,8 @@ td:first-child, code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consola
 td:first-child { font-size: .88rem; }
 tbody tr:hover { background: #f6f8fa; }
 .best { font-weight: 700; color: #005a30; background: #e8f5ee; }
+.warning, .note { border-left: 4px solid #d55e00; background: #fdf4ee; padding: .5rem .9rem; }
+.note { border-color: #56b4e9; background: #f2f9fd; }
 .notes { font-size: .88rem; color: #444; padding-left: 1.2rem; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; }
