@@ -31,7 +31,7 @@ Frequencies = tuple[np.ndarray | jax.Array, Number]
 def _by_row(arrays: Arrays, length: Number, *names: str):
   """Returns the length as [..., 1], and arrays with as many axes."""
   xp = library(length, *(arrays[name] for name in names))
-  length = xp.asarray(length)[..., None]
+  length = xp.asarray(length, float)[..., None]  # an integer would overflow in a product
   ndim = max(length.ndim, *(arrays[name].ndim for name in names))
   return expand(length, ndim), *(expand(xp.asarray(arrays[name]), ndim) for name in names)
 
