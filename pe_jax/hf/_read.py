@@ -240,10 +240,9 @@ def head_dim(config: Config) -> int:
   """Returns the width of a head, as given or from the model's."""
   if config.get('head_dim') is not None:
     return config['head_dim']
-  try:
-    width, heads = config['hidden_size'], config['num_attention_heads']
-  except KeyError as error:
-    raise ValueError(f'{error.args[0]} is missing, and so is head_dim: give head_dim.') from None
+  width, heads = config.get('hidden_size'), config.get('num_attention_heads')
+  if width is None or heads is None:
+    raise ValueError(f'hidden_size={width}, num_attention_heads={heads}: give head_dim, or both.')
   if width % heads:
     raise ValueError(f'hidden_size={width} is no multiple of num_attention_heads={heads}.')
   return width // heads
