@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 import contextlib
 import dataclasses
 import pathlib
@@ -108,6 +109,7 @@ def check(
     options: dict[str, Any] | None = None,
     kernel: Callable | None = None,
     axes: int | None = None,
+    laws: Collection[str] | None = None,
 ) -> Report:
   """Holds an encoding to every law of the contract.
 
@@ -120,13 +122,15 @@ def check(
       them numbers are scaled and booleans flipped.
     kernel: what `pe_jax.attend` computes with.
     axes: how many arrays the positions are, for encodings that take a tuple of them.
+    laws: names of the laws to hold it to; all of them unless given.
 
   Returns:
     The report; printed, it is a table.
 
   Raises:
     ConformanceError: a law is broken. The message says which, what was seen, and for which input.
-    ValueError: the factory makes no encoding, or one with too short a table to check.
+    ValueError: the factory makes no encoding, or one with too short a table to check; or there is no
+      such law.
 
   >>> import pe_jax
   >>> dims = pe_jax.Dims(model=16, heads=2)
@@ -144,8 +148,9 @@ def check(
       axes=axes,
   )
   _check_subject(subject)
+  chosen = _choose(laws)
   with _strict():
-    report = Report(repr(subject.encoding), _findings(subject))
+    report = Report(repr(subject.encoding), _findings(subject, chosen))
   if not report.ok:
     raise ConformanceError(report)
   return report
@@ -173,21 +178,30 @@ def _strict():
     yield
 
 
-def _findings(subject: Subject) -> tuple[Finding, ...]:
+def _choose(names: Collection[str] | None) -> tuple[Law, ...]:
+  if names is None:
+    return LAWS
+  known = {_title(law)[0]: law for law in LAWS}
+  if unknown := sorted(set(names) - known.keys()):
+    raise ValueError(f'there are no laws {unknown}: there are {list(known)}.')
+  return tuple(law for name, law in known.items() if name in names)
+
+
+def _findings(subject: Subject, laws: tuple[Law, ...]) -> tuple[Finding, ...]:
   try:
     _ = subject.params  # made here, as a law may ask for them first under a trace
   except Exception as error:
-    return _without_arrays(error)
-  return tuple(_judge(law, subject) for law in LAWS)
+    return _without_arrays(error, laws)
+  return tuple(_judge(law, subject) for law in laws)
 
 
-def _without_arrays(error: Exception) -> tuple[Finding, ...]:
+def _without_arrays(error: Exception, laws: tuple[Law, ...]) -> tuple[Finding, ...]:
   """Blames the law of `init` alone where init or constants raise."""
   return tuple(
       Finding(*_title(law), FAILED, _message(error))
       if law is record.law_init
       else Finding(*_title(law), NOT_APPLICABLE, 'its arrays cannot be made')
-      for law in LAWS
+      for law in {record.law_init: None, **dict.fromkeys(laws)}
   )
 
 

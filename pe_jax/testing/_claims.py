@@ -23,10 +23,13 @@ def law_relative(subject: Subject):
   """`relative`: scores do not change when all positions shift"""
   if not subject.encoding.relative:
     raise NotApplicable('it does not claim to be relative')
-  base = subject.layer(index=subject.everyone)
+  length = np.full(BATCH, subject.positions.max() + 1001, np.int32)
+  base = subject.layer(index=subject.everyone, length=length)
   for shift in (7, 1000):
     if subject.positions.max() + shift < subject.limit:
-      moved = subject.layer(index=subject.everyone, positions=subject.positions + shift)
+      moved = subject.layer(
+          index=subject.everyone, length=length, positions=subject.positions + shift
+      )
       compare('attend', moved, base, f'with all positions shifted by {shift}',
               tolerance=ROUNDING + shift * 1e-6, positions=subject.positions, shift=shift)
 
@@ -69,8 +72,8 @@ def law_length(subject: Subject):
   tokens = subject.tokens()
   near = subject.hooks(tokens)
   seen = 0.0
-  for length in (1, 300, 70_000):
-    other = subject.hooks(tokens._replace(length=np.full(BATCH, length, np.int32)))
+  for more in (1, 300, 20_000):
+    other = subject.hooks(tokens._replace(length=tokens.length + np.int32(more)))
     seen = max(seen, *(_largest(other[hook], near[hook]) for hook in ('query', 'key') if hook in near))
   if (seen > 0) != subject.encoding.length_dependent:
     claim = subject.encoding.length_dependent
@@ -100,9 +103,8 @@ def law_by_distance(subject: Subject):
     raise NotApplicable('it does not claim it, or has no bias')
   tokens = subject.tokens()
   base = subject.hooks(tokens)['bias']
-  # Every pair again, with the query at position 0: row t of the batch holds query t's distances.
   for t in range(subject.size):
-    at = lambda coords: coords - coords[..., t : t + 1]
+    at = lambda coords, t=t: coords - coords[..., t : t + 1]
     moved = tokens._replace(
         q_coords=jax.tree.map(at, tokens.q_coords), k_coords=jax.tree.map(at, tokens.k_coords)
     )
@@ -133,7 +135,7 @@ def law_max_length(subject: Subject):
   for name, array in subject.hooks(subject.tokens(last)).items():
     if not np.isfinite(array.astype(np.float64)).all():
       raise Violation(f'{name} is not finite at the last position', positions=[limit - 1])
-  for outside in (limit, -1):
+  for outside in (limit, -limit):  # a negative one must not count from the end
     positions = last.copy()
     positions[:, -1] = outside
     tokens = subject.tokens(positions)

@@ -90,13 +90,14 @@ def compare(
     positions = np.broadcast_to(positions, got.shape[:1] + np.shape(positions)[-1:])
     given['positions'] = np.asarray(positions)[at[0]].tolist()
   raise Violation(
-      f'{hook} is {got[at]:.6g}, not {want[at]:.6g}, at {place_of(hook, at)}: {why}', **given
+      f'{hook} is {got[at] + 0:.6g}, not {want[at] + 0:.6g}, at {place_of(hook, at)}: {why}', **given
   )
 
 
 def place_of(hook: str, at: tuple[int, ...]) -> str:
   """Says where an entry is: 'head 0, query 3, key 1'."""
-  names = _AXES.get(hook, tuple(f'axis {i}' for i in range(len(at))))
+  place = ('row', 'head', 'token') if len(at) == 3 else ('row', 'token')
+  names = _AXES.get(hook, place)
   return ', '.join(f'{name} {int(i)}' for name, i in zip(names, at))
 
 

@@ -33,7 +33,7 @@ def law_half_precision(subject: Subject):
   """In bfloat16 and float16 only the inputs and the output are rounded"""
   for dtype in _DTYPES[1:]:
     # Rows far out, where positions or tables in half precision are off by whole tokens.
-    positions = np.minimum(subject.positions * 8 + 1000, subject.limit - 1 - subject.positions)
+    positions = np.minimum(subject.positions * 7 + 1001, subject.limit - 1 - subject.positions)
     tokens = subject.tokens(np.maximum(positions, 0), dtype=dtype)
     got, want = subject.hooks(tokens), subject.hooks(_wide(tokens))
     for hook in got:
@@ -150,7 +150,7 @@ def _line(subject: Subject, count: int) -> Tokens:
       q_coords=jax.tree.map(lambda p: p[:, :1], positions),
       k_coords=positions,
       logits=np.zeros((1, subject.dims.heads, 1, count), np.float32),
-      length=tokens.length[:1],
+      length=np.array([count], np.int32),
   )
 
 
@@ -202,9 +202,15 @@ def law_far(subject: Subject):
   for hook, array in got.items():
     if not np.isfinite(array.astype(np.float64)).all():
       raise Violation(f'{hook} is not finite at position {FAR}', positions=[FAR])
-  if subject.encoding.relative and 'bias' in got:
+  if not subject.encoding.relative or subject.encoding.length_dependent:
+    return  # what a shift changes is not known
+  if 'bias' in got:
     compare('bias', got['bias'], want['bias'], f'shifted by {FAR}, against near positions',
             positions=far.positions)
-  if subject.encoding.relative:
-    compare('attend', subject.layer(positions=subject.positions + FAR), subject.layer(),
-            f'shifted by {FAR}, against near positions', tolerance=4 * PHASE * FAR)
+  compare(
+      'attend',
+      subject.layer(positions=subject.positions + FAR),
+      subject.layer(),
+      f'shifted by {FAR}, against near positions',
+      tolerance=4 * PHASE * FAR,
+  )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws of the record: what it may hold, remember and be asked."""
 
-from collections.abc import Iterator
+import contextlib
 import copy
 import inspect
 import pickle
@@ -34,9 +34,11 @@ def law_pure(subject: Subject):
   jax.eval_shape(lambda: run_hooks(subject.params, halved, encoding=subject.encoding))
   first = _eager(subject, halved)
   _eager(subject, subject.tokens())
-  for _, made in _variants(subject):
-    fingerprint(subject, made)
-  grown = subject.tokens(np.minimum(subject.positions * 3 + 5, subject.limit - 1))
+  for made in _variants(subject):
+    with contextlib.suppress(Exception):  # an option that crashes is for the law of options
+      fingerprint(subject, made)
+  longer = np.concatenate([subject.positions, subject.positions * 3 + 5], axis=1)
+  grown = subject.tokens(np.minimum(longer, subject.limit - 1))
   _eager(subject, grown._replace(length=grown.length * 7))
   again = _eager(subject, halved)
   for hook in first:
@@ -92,17 +94,15 @@ def law_no_retrace(subject: Subject):
 
 
 def law_one_site(subject: Subject):
-  """It acts on the embedding or in attention, not on both at once"""
-  for part in _leaves(subject.encoding):
-    if part.embed is not None and part.in_attention:
-      raise Violation(f'{part!r} acts at two sites: make two encodings and compose them')
-
-
-def _leaves(encoding: Encoding) -> Iterator[Encoding]:
-  if not encoding.parts:
-    yield encoding
-  for part in encoding.parts:
-    yield from _leaves(part)
+  """It acts on the embedding or in attention; only a composition acts on both"""
+  encoding = subject.encoding
+  parts = encoding.parts or (encoding,)
+  both = {'the embedding': lambda e: e.embed is not None, 'attention': lambda e: e.in_attention}
+  for site, acts in both.items():
+    if acts(encoding) and not any(acts(part) for part in parts):
+      raise Violation(f'it acts on {site}, but none of its parts does')
+  if not encoding.parts and all(acts(encoding) for acts in both.values()):
+    raise Violation('it acts at two sites: make two encodings and compose them')
 
 
 def law_constants(subject: Subject):
@@ -192,10 +192,9 @@ def _differ(one: list, two: list) -> bool:
   return any(not np.allclose(a, b, 1e-6, 1e-6, equal_nan=True) for a, b in zip(one, two))
 
 
-def _variants(subject: Subject) -> Iterator[tuple[str, Encoding]]:
-  for name, values in _alternatives(subject)[0].items():
-    for value in values:
-      yield name, subject.factory(**{name: value})
+def _variants(subject: Subject) -> list[Encoding]:
+  alternatives, _ = _alternatives(subject)
+  return [subject.factory(**{name: v}) for name, values in alternatives.items() for v in values]
 
 
 def _alternatives(subject: Subject) -> tuple[dict[str, list], list[str]]:

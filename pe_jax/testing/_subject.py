@@ -22,12 +22,14 @@ from pe_jax.base import initial_carry
 from pe_jax.kernels._dense import repeat_heads
 from pe_jax.masks import Mask
 from pe_jax.testing._compare import refusals
+from pe_jax.testing._compare import Violation
 
 Array = jax.Array
 
 BATCH = 4
-# Distances of all sizes in eight tokens, for row 1; larger ones in row 2.
+# Distances of all sizes in eight tokens, for row 1; larger ones, not all even, in row 2.
 _SPREAD = np.array([2, 3, 5, 9, 14, 22, 35, 57])
+_FAR_SPREAD = 8 * _SPREAD + np.array([0, 1, 3, 2, 5, 1, 7, 4])
 
 
 class Tokens(NamedTuple):
@@ -66,9 +68,16 @@ def run_hooks(params: Arrays, tokens: Tokens, *, encoding: Encoding) -> dict[str
       for name, args in arguments.items()
       if getattr(encoding, name) is not None
   }
-  if 'bias' in out:  # it may leave out the batch, where rows share the positions
-    out['bias'] = jnp.broadcast_to(out['bias'], jnp.shape(t.logits))
+  if 'bias' in out:
+    out['bias'] = _with_batch(out['bias'], jnp.shape(t.logits))
   return out
+
+
+def _with_batch(bias: Array, shape: tuple[int, ...]) -> Array:
+  """Repeats a bias over the rows, where they share the positions."""
+  if bias.shape[-3:] != shape[-3:]:
+    raise Violation(f'bias has shape {bias.shape}, not {shape}')
+  return jnp.broadcast_to(bias, shape)
 
 
 hooks = jax.jit(run_hooks, static_argnames='encoding')
@@ -201,9 +210,9 @@ class Subject:
   @functools.cached_property
   def positions(self) -> np.ndarray:
     """Positions of four rows: counted, spread, far spread, and repeated in any order."""
-    step = min(1.0, (self.limit - 1) / 456)
+    step = min(1.0, (self.limit - 1) / _FAR_SPREAD.max())
     near = np.minimum(_SPREAD, self.limit - 1)[: self.size]
-    far = np.floor(_SPREAD * 8 * step)[: self.size]
+    far = np.floor(_FAR_SPREAD * step)[: self.size]
     mixed = np.array([4, 0, 7, 7, 1, 30, 4, 12])[: self.size]
     mixed = np.minimum(mixed, self.limit - 1)
     return np.stack([np.arange(self.size), near, far, mixed]).astype(np.int32)
@@ -260,7 +269,7 @@ class Subject:
         logits=normal(batch, d.heads, size, size),
         weights=weights / weights.sum(-1, keepdims=True),
         mask=mask,
-        length=np.resize([64, 100, 1000, 5000], batch).astype(np.int32),
+        length=_length(positions, np.resize([56, 40, 500, 5000], batch)),
         scale=np.float32(d.head_dim**-0.5),
     )
     return jax.tree.map(np.asarray, tokens)
@@ -274,16 +283,17 @@ class Subject:
     """A causal layer's arguments, but for those that are given; positions are plain [B, T]."""
     batch, size = given.get('x', self.x).shape[:2]
     order = np.broadcast_to(np.arange(size, dtype=np.int32), (batch, size))
+    positions = given.get('positions', self.positions)
     filled = {
         'x': self.x,
-        'positions': self.positions,
+        'positions': positions,
         'segments': np.ones((batch, size), np.int32),
         'index': (order, order),
         'dense': np.ones((batch, 1, size, size), bool),
-        'length': np.full(batch, 64, np.int32),
+        'length': _length(positions, 16),
         **given,
     }
-    return Row(**{**filled, 'positions': self.spread(filled['positions'])})
+    return Row(**{**filled, 'positions': self.spread(positions)})
 
   def layer(self, weights: Arrays | None = None, **given) -> np.ndarray:
     """What a layer returns, compiled; see `row`."""
@@ -304,3 +314,8 @@ class Subject:
     """Token orders under which a query sees every key, unless the encoding must be causal."""
     order = np.broadcast_to(np.arange(self.size, dtype=np.int32), (BATCH, self.size))
     return (order if self.encoding.causal_only else np.full_like(order, self.size)), order
+
+
+def _length(positions: np.ndarray, more: int | np.ndarray) -> np.ndarray:
+  """A length that holds the positions [B, T] of every row, and more."""
+  return (positions.max(axis=-1) + 1 + more).astype(np.int32)
