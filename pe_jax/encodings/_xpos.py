@@ -76,16 +76,26 @@ def _constants(dims, *, base: float, scale_base: float, gamma: float):
   return {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
 
 
-def _turn(params, x, coords, length, *, sign: float, rotate: Callable):
-  cos, sin = rope_tables(coords, params['inv_freq'], 1.0, params['turns'])
+def _query(params, q, coords, length, *, rotate: Callable):
   exponents = xpos_exponents(coords, length, params['log_decay'], params['scale_base'])
-  exponents = sign * expand(exponents, max(exponents.ndim, cos.ndim))
-  factors = jnp.exp(jnp.minimum(exponents, _LARGEST))
-  cos, sin = (factors * expand(table, factors.ndim) for table in (cos, sin))
+  turned = _turn(params, q, coords, exponents, rotate)
+  # Keys are not marked: one that no query sees, such as a slot to come, must stay finite.
+  lost = jnp.any(jnp.abs(exponents) > _LARGEST, axis=-1)[..., None, None]
+  return jnp.where(expand(lost, turned.ndim), jnp.asarray(jnp.nan, q.dtype), turned)
+
+
+def _key(params, k, coords, length, *, rotate: Callable):
+  exponents = xpos_exponents(coords, length, params['log_decay'], params['scale_base'])
+  return _turn(params, k, coords, -exponents, rotate)
+
+
+def _turn(params, x, coords, exponents: Array, rotate: Callable):
+  cos, sin = rope_tables(coords, params['inv_freq'], 1.0, params['turns'])
+  ndim = max(exponents.ndim, cos.ndim)
+  factors = expand(jnp.exp(jnp.minimum(exponents, _LARGEST)), ndim)
+  cos, sin = (factors * expand(table, ndim) for table in (cos, sin))
   # A barrier, else XLA on a CPU evaluates the exponentials again for each head.
-  turned = rotate(x, *jax.lax.optimization_barrier((cos, sin)))
-  lost = jnp.any(exponents > _LARGEST, axis=-1)[..., None, None]
-  return jnp.where(expand(lost, turned.ndim), jnp.asarray(jnp.nan, x.dtype), turned)
+  return rotate(x, *jax.lax.optimization_barrier((cos, sin)))
 
 
 @factory
@@ -115,12 +125,11 @@ def xpos(
   check_positive(base=base, scale_base=scale_base, gamma=gamma)
   if layout not in LAYOUTS:
     raise ValueError(f'layout={layout!r}: choose one of {list(LAYOUTS)}.')
-  turn = bind(_turn, rotate=LAYOUTS[layout])
   return Encoding(
       name='xpos',
       constants=bind(_constants, base=base, scale_base=scale_base, gamma=gamma),
-      query=bind(turn, sign=1),
-      key=bind(turn, sign=-1),
+      query=bind(_query, rotate=LAYOUTS[layout]),
+      key=bind(_key, rotate=LAYOUTS[layout]),
       relative=True,
       causal_only=True,
       length_dependent=True,
