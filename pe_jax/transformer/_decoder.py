@@ -50,8 +50,9 @@ class Decoder(nnx.Module):
     )
     self.norm = make_norm(config) if config.residual == 'pre' else None
     self.out = None if config.tie else nnx.Param(normal(keys[4]) * config.model**-0.5)
-    # Starts low: the tied row of a token is its own hidden state, and would be its own next token.
-    self.gain = nnx.Param(jnp.asarray(config.model**-0.5))
+    # At 1 an untrained model would predict each token to be followed by itself, whose row its hidden
+    # state still holds; at D ** -0.5 it would predict nothing, but learn more slowly.
+    self.gain = nnx.Param(jnp.asarray(config.model**-0.25))
 
   def __call__(
       self,
