@@ -35,8 +35,6 @@ _GAP = 0.24  # inches between two names
 
 def draw(rows: list[Row]) -> dict[str, bytes]:
   """Draws the figure; returns the content of one file for each of FORMATS."""
-  # Embedding fonts in the PDF is reported at the level that absl shows.
-  logging.getLogger('fontTools').setLevel(logging.WARNING)
   with matplotlib.rc_context(STYLE):
     height = max(4.2, _GAP * len(rows) + 1.5)
     made = mpl_figure.Figure(figsize=(7.6, height), layout='constrained')
@@ -144,6 +142,8 @@ def _overlap(below: tuple[float, int], above: tuple[float, int], gap: float) -> 
 
 def render(made: mpl_figure.Figure, kind: str) -> bytes:
   """Returns the content of a figure's file, of a kind in FORMATS."""
+  # Embedding fonts in the PDF is reported at the level that absl shows.
+  logging.getLogger('fontTools').setLevel(logging.WARNING)
   buffer = io.BytesIO()
   # Without a date, the same results give the same file.
   metadata = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}, 'png': {}}[kind]

@@ -115,4 +115,9 @@ def facts(pairs: dict[str, Any]) -> str:
 def details(title: str, value: Any) -> str:
   """A value as JSON that opens on a click."""
   content = html.escape(json.dumps(value, indent=2, ensure_ascii=False))
-  return f'<details><summary>{html.escape(title)}</summary>\n<pre>{content}</pre></details>'
+  return folded(title, f'<pre>{content}</pre>')
+
+
+def folded(title: str, *parts: str) -> str:
+  """Parts that open on a click."""
+  return '\n'.join([f'<details><summary>{html.escape(title)}</summary>', *parts, '</details>'])

@@ -63,12 +63,12 @@ def by_length(rows: list[Row]) -> Table:
     columns.append((f'at {length}', _measured(rows, length, 'perplexity', 2, notes)))
   tail = _measured(rows, lengths[-1], 'last_quarter', 3, notes)
   columns.append((f'last quarter of {lengths[-1]}, nats', tail))
-  return _table(columns, notes)
+  return make(columns, notes)
 
 
 def costs(rows: list[Row]) -> Table:
   """Lays out what each encoding costs."""
-  return _table([
+  return make([
       ('encoding', [Entry(row['encoding']) for row in rows]),
       ('own parameters', [Entry(f"{row['parameters']['encoding']:,}") for row in rows]),
       ('all parameters', [Entry(f"{row['parameters']['total']:,}") for row in rows]),
@@ -84,10 +84,11 @@ def grid(row: Row) -> Table:
   columns = [('setting', [Entry(_settings(row)) for row in rows])]
   for length in (entry['length'] for entry in row['lengths']):
     columns.append((f'at {length}', _measured(rows, length, 'perplexity', 2, notes)))
-  return _table(columns, notes)
+  return make(columns, notes)
 
 
-def _table(columns: list[tuple[str, list[Entry]]], notes: Sequence[str] = ()) -> Table:
+def make(columns: list[tuple[str, list[Entry]]], notes: Sequence[str] = ()) -> Table:
+  """Makes a table of its columns, each a heading and its entries."""
   header, entries = zip(*columns, strict=True)
   return Table(header, tuple(zip(*entries, strict=True)), tuple(notes))
 
