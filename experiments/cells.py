@@ -191,8 +191,9 @@ def _parameters(cell: Cell, config: ml_collections.FrozenConfigDict) -> dict[str
 
 
 def _sources() -> str:
-  """Hashes the source that the numbers depend on: the library, and the training of this one."""
-  library = sorted(pathlib.Path(pe_jax.__file__).parent.rglob('*.py'))
+  """Hashes the source that the numbers depend on: the library, and training and evaluation."""
+  root = pathlib.Path(pe_jax.__file__).parent
+  library = [path for path in sorted(root.rglob('*.py')) if root / 'testing' not in path.parents]
   own = [pathlib.Path(__file__).parent / name for name in _SOURCES]
   digest = hashlib.sha256()
   for path in library + own:

@@ -124,7 +124,7 @@ def init(seed: Array, hypers: dict[str, Array], *, recipe: Recipe) -> State:
 
 def model_shapes(recipe: Recipe) -> transformer.Decoder:
   """Returns the shapes of one model's arrays; raises what building or calling the model raises."""
-  model = jax.eval_shape(functools.partial(_model, recipe=recipe), 0)
+  model = jax.eval_shape(functools.partial(make_model, recipe=recipe), 0)
   rows = jax.ShapeDtypeStruct((recipe.batch, recipe.window + 1), jnp.int32)
   jax.eval_shape(next_byte_losses, model, rows)
   return model
@@ -200,10 +200,10 @@ def _keys(seed: Array) -> Array:
   return jax.random.split(jax.random.key(seed))
 
 
-def _model(seed: Array, *, recipe: Recipe) -> transformer.Decoder:
+def make_model(seed: Array, *, recipe: Recipe) -> transformer.Decoder:
   return transformer.Decoder(recipe.model, recipe.encoding, rngs=nnx.Rngs(_keys(seed)[0]))
 
 
 def _init_one(seed: Array, hypers: dict[str, Array], *, recipe: Recipe) -> State:
-  model = _model(seed, recipe=recipe)
+  model = make_model(seed, recipe=recipe)
   return State(model, make_optimizer(hypers, steps=recipe.steps).init(model))

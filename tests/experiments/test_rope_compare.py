@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two checkpoints side by side: configs key by key, weights tensor by tensor."""
+
+import json
+import math
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich import console as rich_console
+from safetensors.numpy import save_file
+
+from experiments import checkpoints
+from experiments import errors
+from experiments import rope_facts
+from experiments import rope_output
+from experiments import rope_pair
+from experiments import weights
+import pe_jax
+from pe_jax import transformer
+
+SIZES = transformer.Config(vocab=64, layers=2, model=32, heads=4)
+CONFIG = {
+    'hidden_size': 32, 'num_attention_heads': 4, 'num_hidden_layers': 2, 'model_type': 'llama',
+    'max_position_embeddings': 64, 'rope_theta': 1e4,
+}  # fmt: skip
+ONE_RULE = rope_facts.Asked(rules=('ntk',))
+
+
+@pytest.fixture(scope='module')
+def trained():
+  """Weights after 10 and 20 steps from one seed, and after 10 from another, by name."""
+  optimizer = optax.adamw(1e-3)
+
+  def loss(model, tokens):
+    logits = model(tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+  @jax.jit
+  def step(model, state, tokens):
+    updates, state = optimizer.update(jax.grad(loss)(model, tokens), state, model)
+    return optax.apply_updates(model, updates), state
+
+  def train(seed, steps):
+    model = transformer.Decoder(SIZES, pe_jax.rope(), rngs=nnx.Rngs(jax.random.key(seed)))
+    state, saved = optimizer.init(model), {}
+    for i in range(1, max(steps) + 1):
+      tokens = jax.random.randint(jax.random.fold_in(jax.random.key(9), i), (4, 17), 0, 64)
+      model, state = step(model, state, tokens)
+      if i in steps:
+        saved[i] = {
+            jax.tree_util.keystr(path): np.asarray(leaf)
+            for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
+        }
+    return saved
+
+  first = train(0, (10, 20))
+  return {'base': first[10], 'longer': first[20], 'other seed': train(1, (10,))[10]}
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Returns a function that writes a checkpoint and returns its directory."""
+
+  def write(name, tensors=None, config=CONFIG, shards=1):
+    directory = tmp_path / name
+    directory.mkdir()
+    (directory / 'config.json').write_text(json.dumps(config))
+    if tensors is None:
+      return directory
+    if shards == 1:
+      save_file(tensors, directory / 'model.safetensors')
+      return directory
+    names = sorted(tensors)
+    files = {name: f'model-{i % shards}.safetensors' for i, name in enumerate(names)}
+    for file in set(files.values()):
+      save_file({n: tensors[n] for n in names if files[n] == file}, directory / file)
+    index = {'metadata': {}, 'weight_map': files}
+    (directory / 'model.safetensors.index.json').write_text(json.dumps(index))
+    return directory
+
+  return write
+
+
+def compare(a, b):
+  return weights.compare(weights.find(a), weights.find(b), lambda values: None)
+
+
+def read(a, b):
+  return rope_pair.read(str(a), str(b), ONE_RULE, rich_console.Console(quiet=True))
+
+
+# --- Verdicts ------------------------------------------------------------------------------------
+
+
+def test_a_pair_that_differs_only_in_rope(make, trained):
+  scaled = CONFIG | {
+      'max_position_embeddings': 256,
+      'rope_scaling': {'rope_type': 'linear', 'factor': 4.0},
+      'transformers_version': '5.0',
+  }
+  pair = read(make('a', trained['base']), make('b', trained['base'], scaled))
+  assert pair.weights.verdict == 'same weights'
+  assert pair.verdicts[0] == (
+      'Configs: they differ only in RoPE settings: max_position_embeddings, rope_scaling.'
+  )
+  [(a, b)] = pair.layers
+  np.testing.assert_allclose(
+      b['channels']['wavelength'], 4 * np.array(a['channels']['wavelength']), rtol=1e-12
+  )
+
+
+def test_a_model_that_was_trained_ten_steps_more(make, trained):
+  a, b = make('a', trained['base']), make('b', trained['longer'])
+  headers = [(a / 'model.safetensors').read_bytes()[:200] for a in (a, b)]
+  assert headers[0] == headers[1]
+  compared = compare(a, b)
+  assert compared.verdict == 'fine-tuned'
+  # The largest relative difference, by numpy on whole arrays.
+  expected = {
+      name: np.linalg.norm(trained['longer'][name].astype(float) - x)
+      / max(np.linalg.norm(x), np.linalg.norm(trained['longer'][name]))
+      for name, x in trained['base'].items()
+  }
+  for difference in compared.differences:
+    assert difference.relative == pytest.approx(expected[difference.name], rel=1e-5)
+  assert f'{max(expected.values()):.3g}' in compared.reason
+
+
+def test_models_from_two_seeds(make, trained):
+  compared = compare(make('a', trained['base']), make('b', trained['other seed']))
+  assert compared.verdict == 'different model'
+  matrices = [d.relative for d in compared.differences if d.values >= 1024]
+  np.testing.assert_allclose(matrices, math.sqrt(2), atol=0.25)
+
+
+@pytest.mark.parametrize('name', ['base', 'longer', 'other seed'])
+def test_sharded_against_unsharded(make, trained, name):
+  whole, sharded = make('a', trained['base']), make('b', trained[name], shards=3)
+  other = make('c', trained[name])
+  assert len(list(sharded.glob('*.safetensors'))) == 3
+  assert compare(whole, sharded) == compare(whole, other)
+  assert compare(sharded, other).verdict == 'same weights'
+
+
+def test_one_bit_is_enough_to_differ(make, trained):
+  changed = {name: x.copy() for name, x in trained['base'].items()}
+  name = sorted(changed)[-1]
+  changed[name].reshape(-1).view(np.uint32)[-1] ^= 1
+  compared = compare(make('a', trained['base']), make('b', changed))
+  assert compared.verdict == 'fine-tuned'
+  assert [d.name for d in compared.differences if not d.equal] == [name]
+
+
+def test_pieces_of_a_tensor_add_up(make, trained, monkeypatch):
+  a, b = make('a', trained['base']), make('b', trained['longer'])
+  whole = compare(a, b)
+  monkeypatch.setattr(weights, '_PIECE', 7)
+  pieces = compare(a, b)
+  for one, other in zip(whole.differences, pieces.differences, strict=True):
+    assert one.relative == pytest.approx(other.relative, rel=1e-9)
+
+
+def test_weights_rounded_to_another_dtype_are_the_same(make, trained):
+  rounded = {name: x.astype(jnp.bfloat16) for name, x in trained['base'].items()}
+  whole, short = make('a', trained['base']), make('b', rounded)
+  assert compare(whole, short).verdict == compare(short, whole).verdict == 'same weights'
+  assert compare(make('c', trained['longer']), short).verdict == 'fine-tuned'
+
+
+def test_tensors_without_a_counterpart(make):
+  generator = np.random.default_rng(0)
+  x, y = generator.normal(size=(2, 20, 20)).astype(np.float32)
+  tables = {'rotary_emb.inv_freq': np.ones(4, np.float32)}
+  base = make('base', {'x': x, 'y': y, 'n': np.ones(3, np.float32)})
+  assert compare(base, make('a', {'x': x, 'y': y, 'n': np.ones(3, np.float32)} | tables)
+                 ).verdict == 'same weights'  # fmt: skip
+  longer = compare(base, make('b', {'x': x, 'y': y, 'n': np.ones(4, np.float32)}))
+  assert (longer.verdict, longer.other_shapes) == ('fine-tuned', ['n'])
+  other = compare(base, make('c', {'x': x[:9], 'z': y}))
+  assert (other.verdict, other.only_a, other.only_b) == ('different model', ['n', 'y'], ['z'])
+
+
+def test_values_that_are_not_finite_are_counted(make):
+  x = np.array([1, 2, np.nan, 4], np.float32)
+  y = np.array([1, 2, 3, np.inf], np.float32)
+  a, b = make('a', {'x': x}), make('b', {'x': y})
+  [difference] = compare(a, b).differences
+  assert (difference.not_finite, difference.relative, difference.equal) == (2, 0.0, False)
+  assert compare(a, a).verdict == 'same weights'
+  assert compare(a, b).verdict == 'fine-tuned'
+
+
+def test_scalars_and_empty_tensors(make):
+  odd = {'scalar': np.array(3.0, np.float32), 'empty': np.zeros((0, 4), np.float32)}
+  a, b = make('a', odd), make('b', odd | {'scalar': np.array(-3.0, np.float32)})
+  assert compare(a, a).verdict == 'same weights'
+  assert compare(a, b).verdict == 'different model'
+
+
+# --- Files that cannot be read -------------------------------------------------------------------
+
+
+def _damage(make, trained, how):
+  """Returns a checkpoint with a fault and the name that the error must tell."""
+  directory = make('damaged', trained['base'], shards=2)
+  shard, index = directory / 'model-1.safetensors', directory / 'model.safetensors.index.json'
+  content = shard.read_bytes()
+  damaged = {
+      'cut in its data': (shard, content[:-5]),
+      'cut in its header': (shard, content[:20]),
+      'empty': (shard, b''),
+      'no JSON': (shard, content[:8] + b'xx' + content[10:]),
+      'longer than it says': (shard, content + b'more'),
+      'cut index': (index, index.read_bytes()[:40]),
+      'index of something else': (index, b'[]'),
+      'another shard': (shard, (directory / 'model-0.safetensors').read_bytes()),
+  }
+  if how == 'missing shard':
+    shard.unlink()
+    return directory, shard.name
+  path, content = damaged[how]
+  path.write_bytes(content)
+  return directory, path.name
+
+
+@pytest.mark.parametrize('how', [
+    'cut in its data', 'cut in its header', 'empty', 'no JSON', 'longer than it says', 'cut index',
+    'index of something else', 'another shard', 'missing shard',
+])  # fmt: skip
+def test_a_damaged_file_is_named(make, trained, how):
+  directory, name = _damage(make, trained, how)
+  with pytest.raises(errors.UserError, match=name):
+    read(make('whole', trained['base']), directory)
+
+
+def test_a_dtype_that_is_not_read_is_named(make):
+  directory = make('a', {'x': np.ones(4, np.float32)})
+  path = directory / 'model.safetensors'
+  path.write_bytes(path.read_bytes().replace(b'"F32"', b'"C64"').replace(b'[4]', b'[2]'))
+  with pytest.raises(errors.UserError, match=r"(?s)model.safetensors: 'x' has dtype C64"):
+    weights.find(directory)
+
+
+# --- Configs -------------------------------------------------------------------------------------
+
+
+def test_settings_are_compared_entry_by_entry():
+  a = CONFIG | {'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}, 'use_cache': True}
+  b = CONFIG | {'rope_scaling': {'rope_type': 'yarn', 'factor': 8.0}, 'hidden_size': 64}
+  assert checkpoints.settings_that_differ(a, b) == [
+      checkpoints.Setting('hidden_size', 'model', 32, 64),
+      checkpoints.Setting('rope_scaling.factor', 'rope', 4.0, 8.0),
+      checkpoints.Setting('use_cache', 'bookkeeping', True, None),
+  ]
+  assert checkpoints.settings_that_differ(a, a) == []
+
+
+@pytest.mark.parametrize(
+    ('changes', 'told'),
+    [
+        ({}, 'the same model'),
+        ({'use_cache': False}, 'the same model'),
+        ({'rope_scaling': {'type': 'default'}}, 'It is the same encoding, written otherwise'),
+        ({'rope_theta': 5e5}, 'only in RoPE settings: rope_theta.'),
+        ({'vocab_size': 7}, 'in more than RoPE: vocab_size.'),
+        ({'vocab_size': 7, 'rope_theta': 5e5}, 'vocab_size, and RoPE in rope_theta.'),
+    ],
+)
+def test_what_is_said_of_configs(make, changes, told):
+  pair = read(make('a'), make('b', None, CONFIG | changes))
+  assert pair.verdicts[0].endswith(told) or told in pair.verdicts[0]
+  assert pair.weights is None and 'not compared' in pair.verdicts[1]
+
+
+def test_a_base_changed_under_the_same_weights(make, trained):
+  raised = CONFIG | {'rope_theta': 1e6}
+  pair = read(make('a', trained['base']), make('b', trained['base'], raised))
+  [finding] = pair.findings
+  assert finding['level'] == 'warning'
+  assert f'ntk(factor={100 ** (6 / 8):.3g})' in finding['text']
+  tuned = read(make('c', trained['base']), make('d', trained['longer'], raised))
+  assert [f['level'] for f in tuned.findings] == ['note']
+
+
+def test_layers_that_turn_otherwise_are_put_side_by_side(make):
+  local = CONFIG | {
+      'model_type': 'gemma3_text', 'rope_local_base_freq': 1e4, 'rope_theta': 1e6,
+      'layer_types': ['sliding_attention', 'full_attention'],
+  }  # fmt: skip
+  pair = read(make('a'), make('b', None, local))
+  assert [(a['kind'], b['kind']) for a, b in pair.layers] == [
+      ('full_attention', 'sliding_attention'), ('full_attention', 'full_attention'),
+  ]  # fmt: skip
+
+
+def test_everything_is_written(make, trained, tmp_path):
+  narrow = CONFIG | {'head_dim': 16, 'rope_theta': 1e6}
+  pair = read(make('a', trained['base']), make('b', trained['longer'], narrow))
+  out = tmp_path / 'out'
+  rope_output.write_pair(out, pair, rich_console.Console(quiet=True))
+  assert {path.name for path in out.iterdir()} == {
+      'report.json', 'report.html', 'figure.png', 'figure.svg', 'figure.pdf',
+  }  # fmt: skip
+  written = json.loads((out / 'report.json').read_text())
+  assert written['weights']['verdict'] == 'fine-tuned'
+  assert len(written['weights']['differences']) == len(trained['base'])
+  html = (out / 'report.html').read_text()
+  assert 'fine-tuned' in html and 'differ in more than RoPE' in html
+  assert 'src="http' not in html and '<script' not in html

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report on the RoPE of one checkpoint."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+
+from experiments import calibration
+from experiments import errors
+from experiments import findings
+from experiments import rope_facts
+from experiments import rope_tables
+from experiments import wavelengths
+import pe_jax
+
+LLAMA = pathlib.Path(__file__).parents[1] / 'data' / 'llama31_8b.json'
+BARE = {'head_dim': 64, 'max_position_embeddings': 4096, 'model_type': 'llama'}
+YARN = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096}
+
+
+def layer_of(config, **lengths):
+  return calibration.layers(config, **{'length': None, 'trained': None} | lengths)[0]
+
+
+def told(config, level='warning', **lengths):
+  """The settings that a config is warned of."""
+  found = findings.find(config, layer_of(config, **lengths))
+  return {f.setting: f.text for f in found if f.level == level}
+
+
+# --- Numbers -------------------------------------------------------------------------------------
+
+
+def test_turns_and_wavelengths_from_the_definition():
+  inv_freq = np.array([1.0, 0.01, 0.0])
+  np.testing.assert_allclose(
+      wavelengths.wavelengths(inv_freq), [2 * math.pi, 200 * math.pi, math.inf]
+  )
+  np.testing.assert_allclose(
+      wavelengths.turns(inv_freq, 1000), [1000 / (2 * math.pi), 10 / (2 * math.pi), 0]
+  )
+
+
+def test_stretch_is_the_largest_angle_over_the_largest_in_training():
+  trained = np.array([1.0, 2 * math.pi / 150, 2 * math.pi / 1000])
+  # 100 tokens: the second channel meets 2/3 of a turn, the third 1/10. 400 tokens: all and 4/10.
+  stretch = wavelengths.stretch(trained, 400, trained, 100)
+  np.testing.assert_allclose(stretch, [1, 1.5, 4])
+  np.testing.assert_allclose(wavelengths.stretch(trained / 4, 400, trained, 100), [1, 1, 1])
+
+
+def test_reach_is_where_the_stretch_begins():
+  layer = layer_of(json.loads(LLAMA.read_text()))
+  unscaled = layer.rotation.unscaled()
+  for rotation in calibration.rotations([], layer).values():
+    inv_freq, _ = rotation.at(layer.length)
+    reach = wavelengths.reach(inv_freq, unscaled, layer.trained)
+    assert wavelengths.stretch(inv_freq, reach * 0.999, unscaled, layer.trained).max() == 1
+    assert wavelengths.stretch(inv_freq, reach * 1.02, unscaled, layer.trained).max() > 1.001
+
+
+def test_decay_is_the_mean_score_of_rotated_vectors():
+  """Against queries that are rotated one distance at a time, in float64."""
+  generator = np.random.default_rng(0)
+  inv_freq, head_dim, factor, distance = np.array([0.3, 0.02, 0.0005]), 8, 1.2, 40.0
+  q = np.ones(head_dim)
+  scores = []
+  for d in generator.uniform(distance / 1.25, distance * 1.25, 20000):
+    turned = q.copy()
+    for i, w in enumerate(inv_freq):
+      a, b = q[i], q[i + 3]
+      turned[i] = factor**2 * (a * math.cos(w * d) - b * math.sin(w * d))
+      turned[i + 3] = factor**2 * (b * math.cos(w * d) + a * math.sin(w * d))
+    scores.append(q @ turned / head_dim)
+  computed = wavelengths.decay(inv_freq, factor, head_dim, np.array([distance]))
+  np.testing.assert_allclose(computed, np.mean(scores), atol=0.01)
+
+
+def test_phase_errors_against_fifty_digits():
+  inv_freq = pe_jax.scaling.inverse_frequencies(8, 1e4)
+  errors_ = wavelengths.phase_errors(inv_freq, 2**20)
+  with mpmath.workdps(50):
+    worst = 0
+    for p in range(2**20 - 128, 2**20):
+      product = np.float32(p) * np.float32(inv_freq[1])
+      off = abs(mpmath.mpf(float(product)) - mpmath.mpf(float(inv_freq[1])) * p)
+      worst = max(worst, float(off))
+  np.testing.assert_allclose(errors_['float32'][1], worst, rtol=1e-5)
+  assert errors_['pe_jax'].max() < 1e-6 < errors_['float32'].max() < errors_['bfloat16'].max()
+  # bfloat16 has 8 bits: 2 ** 20 - 1 is rounded to 2 ** 20, one radian away.
+  assert errors_['bfloat16'][0] > 1
+
+
+def test_llama_31_by_the_papers_rule():
+  """Bands of Llama 3.1 8B, from the definition in plain float64."""
+  _, [facts] = rope_facts.read(str(LLAMA), '--config_json', rope_facts.Asked())
+  plain = [500000.0 ** (-2 * i / 128) for i in range(64)]
+  for i, w in enumerate(plain):
+    turns = 8192 * w / (2 * math.pi)
+    if turns < 1:
+      w = w / 8
+    elif turns < 4:
+      smooth = (turns - 1) / 3
+      w = (1 - smooth) * w / 8 + smooth * w
+    assert facts['channels']['inv_freq'][i] == pytest.approx(w, rel=1e-12)
+  assert [facts['trained_length'], facts['length']] == [8192, 131072]
+  assert facts['reach'] == pytest.approx(65536)
+  rows = [[entry.text for entry in row] for row in rope_tables.bands(facts).rows]
+  assert [row[0] for row in rows] == ['0 – 28', '29 – 34', '35', '36 – 38', '39 – 63']
+  assert [row[4] for row in rows] == ['kept', '÷ 1.21 – 5.26', '÷ 8', '÷ 8', '÷ 8']
+
+
+# --- Findings ------------------------------------------------------------------------------------
+
+
+def test_a_calibrated_checkpoint_has_no_warning():
+  config = BARE | {'max_position_embeddings': 16384, 'rope_scaling': YARN}
+  assert not told(config)
+  assert not told(BARE)
+
+
+@pytest.mark.parametrize('name', calibration.RULES)
+def test_other_rules_are_calibrated_for_both_lengths(name):
+  layer = layer_of(BARE | {'max_position_embeddings': 32768}, trained=4096)
+  rule = calibration.calibrated(name, layer)
+  options = calibration.call_of(rule)[1]
+  assert options.get('factor', 8) == 8
+  assert options.get('original_length', 4096) == 4096
+
+
+def test_a_factor_that_does_not_reach():
+  config = BARE | {'max_position_embeddings': 16384, 'rope_scaling': YARN}
+  assert '4 x 4,096 = 16,384 tokens do not reach 65,536' in told(config, length=65536)['factor']
+  assert 'Take 16,' in told(config, length=65536)['factor']
+  assert 'factor' not in told(config, length=16384)
+
+
+def test_a_factor_beyond_need_is_noted():
+  config = BARE | {'rope_scaling': YARN | {'factor': 16.0}}
+  assert '16 times the 4,096' in told(config, 'note')['factor']
+
+
+def test_a_wrong_original_length():
+  config = BARE | {'max_position_embeddings': 16384, 'rope_scaling': YARN}
+  wrong = YARN | {'original_max_position_embeddings': 8192}
+  assert 'original_length' in told(config | {'rope_scaling': wrong}, trained=4096)
+  assert 'original_length' not in told(config, trained=4096)
+
+
+def test_an_original_length_that_was_not_given():
+  scaling = {'rope_type': 'yarn', 'factor': 4.0}
+  assert 'original_length' in told(BARE | {'rope_scaling': scaling})
+  given = BARE | {'rope_scaling': YARN}  # as Qwen 2.5 writes it
+  assert 'original_length' not in told(given)
+  assert '16,384' in told(given, 'note')['max_position_embeddings']
+
+
+def test_a_base_changed_without_scaling():
+  config = BARE | {'rope_theta': 1e6}
+  factor = (1e6 / 1e4) ** (62 / 64)
+  assert f'ntk(factor={factor:.3g})' in told(config, length=32768)['rope_theta']
+  assert 'rope_theta' in told(config, 'note')
+  assert 'rope_theta' not in told(BARE | {'rope_theta': 1e4}, length=32768)
+  # That factor is right: the rule gives the last frequency of the raised base.
+  rule = pe_jax.scaling.ntk(factor=factor)
+  np.testing.assert_allclose(rule(64, 1e4)[0], 1e6 ** (-np.arange(0, 64, 2) / 64), rtol=1e-12)
+
+
+def test_a_ramp_that_is_not_rounded():
+  config = BARE | {'max_position_embeddings': 16384}
+  loose = YARN | {'truncate': False}
+  assert 'truncate' in told(config | {'rope_scaling': loose})
+  assert 'truncate' in told(config | {'rope_scaling': loose, 'model_type': 'gpt_oss'}, 'note')
+  nested = {'rope_parameters': {'full_attention': loose | {'rope_theta': 1e4}}}
+  assert 'transformers' in told(config | nested)['truncate']
+
+
+def test_an_attention_factor_that_was_overridden():
+  config = BARE | {'max_position_embeddings': 16384}
+  text = told(config | {'rope_scaling': YARN | {'attention_factor': 1.0}})['attention_factor']
+  assert '1.0000 is given in place of 1.1386' in text
+  text = told(config | {'rope_scaling': YARN | {'mscale': 1.0, 'mscale_all_dim': 1.0}}, 'note')
+  assert 'mscale' in text
+  same = YARN | {'attention_factor': 0.1 * math.log(4) + 1}
+  assert 'attention_factor' not in told(config | {'rope_scaling': same})
+
+
+def test_betas_that_no_channel_reaches():
+  short = YARN | {'original_max_position_embeddings': 64}
+  config = BARE | {'max_position_embeddings': 256, 'rope_scaling': short}
+  assert 'turns only 10.2 times' in told(config)['beta_fast']
+  assert 'beta_slow' in told(BARE | {'rope_scaling': YARN | {'beta_slow': 2.0}}, 'note')
+
+
+def test_dynamic_rules_and_far_positions_are_noted():
+  dynamic = BARE | {'rope_scaling': {'rope_type': 'dynamic', 'factor': 2.0}}
+  assert 'cached before they are rotated' in told(dynamic, 'note', length=32768)['rope_type']
+  assert not told(dynamic, length=32768)
+  assert 'precision' in told(BARE, 'note', length=2**20)
+
+
+def test_a_sliding_layer_needs_no_more_than_its_window():
+  config = BARE | {
+      'model_type': 'gemma3_text', 'num_hidden_layers': 6, 'sliding_window': 512,
+      'rope_theta': 1e6, 'rope_local_base_freq': 1e4, 'max_position_embeddings': 32768,
+  }  # fmt: skip
+  sliding, full = sorted(
+      calibration.layers(config, length=10**6, trained=None), key=lambda layer: -layer.count
+  )
+  assert (sliding.kind, sliding.count, sliding.trained, sliding.length) == (
+      'sliding_attention', 5, 512, 512,
+  )  # fmt: skip
+  assert not [f for f in findings.find(config, sliding) if f.level == 'warning']
+  assert [f for f in findings.find(config, full) if f.level == 'warning']
+
+
+# --- Rules as typed ------------------------------------------------------------------------------
+
+
+def test_rules_are_typed_as_encodings_are():
+  layer = layer_of(BARE, length=32768)
+  found = calibration.rotations(
+      ['yarn', 'linear(factor=2)', 'rope(base=5e6, scaling=scaling.ntk(factor=2))'], layer
+  )
+  assert [repr(rotation.rule) for rotation in found.values()] == [
+      'yarn(factor=8.0, original_length=4096.0, beta_fast=32.0, beta_slow=1.0)',
+      'linear(factor=2.0)',
+      'ntk(factor=2.0)',
+  ]
+  assert [rotation.base for rotation in found.values()] == [1e4, 1e4, 5e6]
+
+
+def test_a_rule_that_cannot_be_computed_is_a_line_of_the_table():
+  _, [facts] = rope_facts.read(
+      str(LLAMA), '--config_json', rope_facts.Asked(rules=('given(inv_freq=(1, 2))', 'ntk'))
+  )
+  table = rope_tables.rules(facts)
+  assert [row[1].text for row in table.rows][1:] == ['—', '1.0000']
+  assert 'pass 64 of them' in table.notes[1]
+
+
+@pytest.mark.parametrize(
+    ('rule', 'words'),
+    [
+        ('yarnn', 'yarn'),
+        ('longrope', 'written out'),
+        ('yarn(factr=4)', 'factor'),
+        ('yarn(factor=0.5, original_length=64)', 'at least 1'),
+        ('rope(width=32)', 'give rope(width=64'),
+        ('yarn(', 'cannot be read'),
+    ],
+)
+def test_rules_that_cannot_be_made(rule, words):
+  with pytest.raises(errors.UserError, match='(?s).*' + words.replace('(', r'\(')):
+    calibration.rotations([rule], layer_of(BARE))
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('content', 'words'),
+    [
+        (None, 'cannot be read'),
+        ('{"head_dim": 64,', 'not valid JSON'),
+        ('[1]', 'not a JSON object'),
+        ('{"head_dim": 64}', '--trained_length'),
+        ('{"head_dim": 64, "max_position_embeddings": 64, "rope_turbo": 1}', 'rope_turbo'),
+        ('{"max_position_embeddings": 64}', 'head_dim'),
+    ],
+)
+def test_configs_that_cannot_be_read(tmp_path, content, words):
+  path = tmp_path / 'config.json'
+  if content is not None:
+    path.write_text(content)
+  with pytest.raises(errors.UserError, match=words):
+    rope_facts.read(str(path), '--config_json', rope_facts.Asked())
+
+
+def test_the_text_part_of_a_model_of_several_parts(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps({'text_config': BARE, 'vision_config': {}}))
+  config, _ = rope_facts.read(str(tmp_path), '--config_json', rope_facts.Asked(rules=('ntk',)))
+  assert config == BARE
+
+
+def run(*flags):
+  return subprocess.run(
+      [sys.executable, '-m', 'experiments.rope_report', *flags],
+      capture_output=True, text=True, check=False, cwd=LLAMA.parents[2],
+      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )  # fmt: skip
+
+
+def test_the_command_writes_everything(tmp_path):
+  done = run(f'--config_json={LLAMA}', '--rule=yarn; ntk', f'--workdir={tmp_path / "out"}')
+  assert done.returncode == 0, done.stderr
+  assert not done.stderr
+  told = 'do not reach 131,072'
+  assert told in done.stdout and 'yarn(factor=16, original_length=8192)' in done.stdout
+  assert {path.name for path in (tmp_path / 'out').iterdir()} == {
+      'report.json', 'report.html', 'figure.png', 'figure.svg', 'figure.pdf',
+  }  # fmt: skip
+  [layer] = json.loads((tmp_path / 'out' / 'report.json').read_text())['layers']
+  assert layer['channels'].keys() >= {'wavelength', 'turns', 'turns_trained', 'stretch'}
+  assert len(layer['rules']) == 3 and layer['findings'][0]['setting'] == 'factor'
+  html = (tmp_path / 'out' / 'report.html').read_text()
+  assert 'data:image/svg+xml' in html and told in html
+  assert 'src="http' not in html and '<script' not in html
+
+
+def test_a_mistake_is_one_line_and_status_2(tmp_path):
+  done = run(f'--config_json={tmp_path / "none"}', f'--workdir={tmp_path / "out"}')
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: --config_json=') and len(done.stderr.splitlines()) == 1
+  assert not (tmp_path / 'out').exists()
