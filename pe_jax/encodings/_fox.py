@@ -85,7 +85,7 @@ def fox_bias(q_sums: Array, k_sums: Array) -> Array:
 
 def _init(key, dims, *, gate_bias: float):
   kernel = jax.random.normal(key, (dims.heads, dims.model)) * dims.model**-0.5
-  return {'kernel': kernel, 'bias': jnp.full(dims.heads, gate_bias)}
+  return {'kernel': kernel, 'bias': jnp.full(dims.heads, gate_bias, jnp.float32)}
 
 
 def _carry(dims):
