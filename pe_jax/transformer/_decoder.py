@@ -13,6 +13,7 @@ import pe_jax
 from pe_jax.transformer._blocks import Block
 from pe_jax.transformer._blocks import make_norm
 from pe_jax.transformer._config import Config
+from pe_jax.transformer._layers import as_params
 from pe_jax.transformer._layers import LayerEncodings
 from pe_jax.transformer._layers import plan
 from pe_jax.transformer._parts import dropout
@@ -41,18 +42,16 @@ class Decoder(nnx.Module):
     self.config = config
     self.encoding, layers = plan(config, encoding)
     self.embedding = nnx.Param(normal(keys[0]) * config.model**-0.5)
-    self.encoding_params = nnx.data(
-        jax.tree.map(nnx.Param, self.encoding.init(keys[1], config.dims))
-    )
+    self.encoding_params = nnx.data(as_params(self.encoding.init(keys[1], config.dims)))
     self.layer_encodings = LayerEncodings(config, layers, rngs=nnx.Rngs(keys[2]))
     self.blocks = jax.vmap(lambda key: Block(config, rngs=nnx.Rngs(key)))(
         jax.random.split(keys[3], config.layers)
     )
     self.norm = make_norm(config) if config.residual == 'pre' else None
     self.out = None if config.tie else nnx.Param(normal(keys[4]) * config.model**-0.5)
-    # At 1 an untrained model would predict each token to be followed by itself, whose row its hidden
-    # state still holds; at D ** -0.5 it would predict nothing, but learn more slowly.
-    self.gain = nnx.Param(jnp.asarray(config.model**-0.25))
+    # From 1, an untrained model would predict each token to be followed by itself, whose row its
+    # hidden state still holds; from D ** -0.5 it would learn more slowly.
+    self.gain = nnx.Param(jnp.full((), config.model**-0.25, jnp.float32))
 
   def __call__(
       self,
@@ -76,7 +75,7 @@ class Decoder(nnx.Module):
       kernel: how attention is computed; see `pe_jax.attend`.
 
     Returns:
-      Logits, float32, shape [..., T, V]; NaN where a token above V - 1 is seen.
+      Logits, float32, shape [..., T, V]; NaN in a row that has a token above V - 1.
 
     Raises:
       ValueError: tokens that are not integers, segments of another shape, or more tokens than the

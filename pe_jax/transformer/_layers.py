@@ -43,6 +43,12 @@ def plan(config: Config, encoding) -> tuple[pe_jax.Encoding, tuple[Layer, ...]]:
   return embedding[0], tuple(layers)
 
 
+def as_params(arrays: pe_jax.base.Arrays) -> pe_jax.base.Arrays:
+  """Makes every array a float32 parameter."""
+  # Also where it is float32 already: Python's numbers leave a weak type, which would retrace.
+  return jax.tree.map(lambda leaf: nnx.Param(jnp.asarray(leaf, jnp.float32)), arrays)
+
+
 class LayerEncodings(nnx.Module):
   """What encodings do in the attention of every layer, and the arrays that they train."""
 
@@ -58,7 +64,7 @@ class LayerEncodings(nnx.Module):
 
     untied = self.config.sharing == 'untied'
     params = jax.vmap(init)(jax.random.split(key, count)) if untied else init(key)
-    return jax.tree.map(nnx.Param, params)
+    return as_params(params)
 
   def attention(self, **options) -> Callable:
     """Returns attend(i, x, q, k, v), what layer i does; i may be traced. See `_attend`."""
