@@ -22,7 +22,7 @@ from experiments import weights
 import pe_jax
 from pe_jax import transformer
 
-SIZES = transformer.Config(vocab=64, layers=2, model=32, heads=4)
+SIZES = transformer.Config(vocab=64, layers=1, model=32, heads=4)
 CONFIG = {
     'hidden_size': 32, 'num_attention_heads': 4, 'num_hidden_layers': 2, 'model_type': 'llama',
     'max_position_embeddings': 64, 'rope_theta': 1e4,
@@ -40,25 +40,28 @@ def trained():
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
   @jax.jit
-  def step(model, state, tokens):
-    updates, state = optimizer.update(jax.grad(loss)(model, tokens), state, model)
-    return optax.apply_updates(model, updates), state
-
-  def train(seed, steps):
+  def start(seed):
     model = transformer.Decoder(SIZES, pe_jax.rope(), rngs=nnx.Rngs(jax.random.key(seed)))
-    state, saved = optimizer.init(model), {}
-    for i in range(1, max(steps) + 1):
-      tokens = jax.random.randint(jax.random.fold_in(jax.random.key(9), i), (4, 17), 0, 64)
-      model, state = step(model, state, tokens)
-      if i in steps:
-        saved[i] = {
-            jax.tree_util.keystr(path): np.asarray(leaf)
-            for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
-        }
-    return saved
+    return model, optimizer.init(model)
 
-  first = train(0, (10, 20))
-  return {'base': first[10], 'longer': first[20], 'other seed': train(1, (10,))[10]}
+  def step(carry, key):
+    model, state = carry
+    gradient = jax.grad(loss)(model, jax.random.randint(key, (4, 17), 0, 64))
+    updates, state = optimizer.update(gradient, state, model)
+    return (optax.apply_updates(model, updates), state), None
+
+  @jax.jit
+  def ten_steps(carry, key):
+    return jax.lax.scan(step, carry, jax.random.split(key, 10))[0]
+
+  def named(carry):
+    leaves = jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(carry[0])))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+  first = ten_steps(start(0), jax.random.key(1))
+  longer = ten_steps(first, jax.random.key(2))
+  other = ten_steps(start(1), jax.random.key(1))
+  return {'base': named(first), 'longer': named(longer), 'other seed': named(other)}
 
 
 @pytest.fixture
