@@ -11,11 +11,11 @@ and computes each tile of logits again: with weights p = e^(s - lse) and output 
 
   ds = p (g . v - g . out).
 
-`jax.vjp` of the tile's logits takes ds to q, k, the coordinates and every parameter of the encoding.
-Tiles that the mask empties are passed over, in both directions.
+`jax.vjp` of the tile's logits takes ds to q, k, the coordinates and every parameter of the
+encoding. Tiles that the mask empties are passed over, in both directions.
 
-Reference: Dao, 2023, https://arxiv.org/abs/2307.08691; Rabe and Staats, 2021,
-https://arxiv.org/abs/2112.05682.
+Reference: Rabe and Staats, 2021, https://arxiv.org/abs/2112.05682; Dao, 2023,
+https://arxiv.org/abs/2307.08691.
 """
 
 import functools
@@ -30,6 +30,7 @@ from pe_jax.kernels._tile import Operands
 from pe_jax.kernels._tile import Side
 from pe_jax.kernels._tile import tile_logits
 from pe_jax.kernels._tile import tile_output
+from pe_jax.masks import Mask
 from pe_jax.masks import tile_starts
 from pe_jax.positions import expand
 
@@ -52,79 +53,196 @@ def blockwise(
     scale,
     length,
     softcap,
-    tiles: tuple[int, int] | None = None,
+    tile: tuple[int, int] | None = None,
 ):
   """Computes attention tile by tile; see `pe_jax.kernels` for the arguments.
 
-  It has exact gradients to q, k, v, the coordinates, the parameters, scale and softcap. What it
-  cannot do, `dense` can: forward-mode and second derivatives, and the `logits` hook.
+  Its gradients are exact, to q, k, v, the coordinates, the parameters, scale and softcap. For the
+  `logits` hook, forward-mode and second derivatives there is `dense`.
 
   Args:
-    tiles: queries and keys per tile, by `pe_jax.bind(blockwise, tiles=(128, 128))`; chosen by the
-      size of the problem unless given.
+    tile: queries and keys per tile, by `pe_jax.bind(blockwise, tile=(128, 128))`; `choose_tile`
+      unless given.
   """
   if encoding.logits is not None:
     raise ValueError(
         f'blockwise cannot compute the logits hook of {encoding}, which sees whole rows: use '
         'pe_jax.kernels.dense.'
     )
-  q_rows, k_rows = {'q': q}, {'k': k, 'v': v}
+  queries, keys = {'q': q}, {'k': k, 'v': v}
+  # Both hooks act on one token at a time, so outside the tiles. A bias reads what they have read.
   if encoding.query is not None:
-    q_rows = {'q': encoding.query(params, q, q_coords, length), **_raw(q, encoding)}
+    raw = {'raw': q} if encoding.bias else {}
+    queries = {'q': encoding.query(params, q, q_coords, length), **raw}
   if encoding.key is not None:
-    k_rows = {'k': encoding.key(params, k, k_coords, length), 'v': v, **_raw(k, encoding)}
-  shared = {'params': params, 'scale': scale, 'softcap': softcap}
-  operands = Operands(Side(q_rows, q_coords), Side(k_rows, k_coords), shared)
-  moving, fixed = _split(operands)
-  return _attention(_plan(encoding, q, k, tiles), moving, fixed, mask)
+    raw = {'raw': k} if encoding.bias else {}
+    keys = {'k': encoding.key(params, k, k_coords, length), 'v': v, **raw}
+  operands = Operands(
+      queries=Side(queries, q_coords),
+      keys=Side(keys, k_coords),
+      shared={'params': params, 'scale': scale, 'softcap': softcap},
+  )
+  q_tile, k_tile = choose_tile(encoding, q, k) if tile is None else tile
+  queries, keys = q.shape[-3], k.shape[-3]
+  grid = Grid(encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
+  return _attention(grid, *_split(operands), mask)
 
 
-def _raw(x: Array, encoding) -> dict[str, Array]:
-  return {} if encoding.bias is None else {'raw': x}
-
-
-# --- Tiles ---------------------------------------------------------------------------------------
-
-
-class Plan(NamedTuple):
-  """What is static: the encoding and the (queries, keys) per tile in each direction."""
-
-  encoding: Any
-  forward: tuple[int, int]
-  backward: tuple[int, int]
-
-
-def _plan(encoding, q: Array, k: Array, tiles: tuple[int, int] | None) -> Plan:
+def choose_tile(encoding, q: Array, k: Array) -> tuple[int, int]:
+  """Chooses (queries, keys) whose logits, of all rows and heads, stay in the cache of a core."""
+  content = encoding.reads_content or encoding.value is not None  # more arrays for every logit
+  queries = keys = 128 if content else 256
   rows = math.prod(q.shape[:-3]) * q.shape[-2]
-  forward, backward = (256, 512), (256, 256)
-  if encoding.reads_content or encoding.value is not None:  # these hold several arrays per entry
-    forward = backward = (128, 128)
-  if tiles is not None:
-    forward = backward = tiles
-  else:
-    forward, backward = _shrink(forward, rows), _shrink(backward, rows)
-  most = (q.shape[-3], k.shape[-3])
-  return Plan(encoding, *(tuple(map(min, tile, most)) for tile in (forward, backward)))
-
-
-def _shrink(tile: tuple[int, int], rows: int) -> tuple[int, int]:
-  """Halves the longer side until a tile of all rows and heads fits a core's cache."""
-  queries, keys = tile
-  while rows * queries * keys > 2**20 and max(queries, keys) > 64:
-    queries, keys = (queries, keys // 2) if keys >= queries else (queries // 2, keys)
+  while rows * queries * keys > 2**20 and keys > 64:
+    queries, keys = (queries, keys // 2) if queries < keys else (queries // 2, keys)
   return queries, keys
 
 
-def _lengths(operands: Operands) -> tuple[int, int]:
-  return operands.queries.rows['q'].shape[-3], operands.keys.rows['k'].shape[-3]
+class Grid(NamedTuple):
+  """What is static: the encoding, the numbers of queries and keys, and those of one tile."""
+
+  encoding: Any
+  queries: int
+  keys: int
+  q_tile: int
+  k_tile: int
+
+  def reached(self, mask: Mask) -> Array:
+    """Returns the tiles that the mask does not empty, boolean [tiles, tiles]."""
+    return mask.reached(self.queries, self.keys, self.q_tile, self.k_tile)
+
+  def starts(self, i: Array, j: Array) -> tuple[Array, Array]:
+    """Returns the first query and the first key of tile (i, j)."""
+    q_starts = tile_starts(self.queries, self.q_tile)
+    return q_starts[i], tile_starts(self.keys, self.k_tile)[j]
+
+  def cut(self, operands: Operands, i: Array, j: Array) -> Operands:
+    """Cuts out what tile (i, j) reads."""
+    q_start, k_start = self.starts(i, j)
+    queries = operands.queries.take(q_start, self.q_tile)
+    return operands._replace(queries=queries, keys=operands.keys.take(k_start, self.k_tile))
+
+  def cut_rows(self, x: Array, i: Array, axis: int) -> Array:
+    """Cuts out the queries of tile (i, .) along the axis before the heads, and puts heads first."""
+    start, _ = self.starts(i, 0)
+    rows = jax.lax.dynamic_slice_in_dim(x, start, self.q_tile, axis)
+    return jnp.swapaxes(rows, axis, axis + 1)
+
+  def hide(self, logits: Array, mask: Mask, i: Array, j: Array) -> Array:
+    """Replaces the logits of tile (i, j) where the mask forbids or another tile has the key."""
+    q_start, k_start = self.starts(i, j)
+    rows, columns = (q_start, self.q_tile), (k_start, self.k_tile)
+    allowed = mask.tile(self.queries, self.keys, rows, columns).evaluate(self.q_tile, self.k_tile)
+    if allowed is not None:
+      logits = jnp.where(expand(allowed, logits.ndim), logits, HIDDEN)
+    if self.keys % self.k_tile:  # the last tile starts early, on keys of the tile before
+      fresh = k_start + jnp.arange(self.k_tile) >= j * self.k_tile
+      logits = jnp.where(expand(fresh, logits.ndim), logits, HIDDEN)
+    return logits
 
 
-def _start(i: Array, tokens: int, tile: int) -> Array:
-  return tile_starts(tokens, tile)[i]
+# --- Forward -------------------------------------------------------------------------------------
+
+
+def _forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
+  reached = grid.reached(mask)
+  order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
+  *batch, tokens, heads, width = operands.queries.rows['q'].shape
+  dtype = operands.keys.rows['v'].dtype
+
+  def visit(i, n, running):
+    """Adds the n-th of the reached tiles of keys to tile i of the queries."""
+    largest, total, out = running
+    j = order[i, n]
+    tile = grid.cut(operands, i, j)
+    logits = grid.hide(tile_logits(grid.encoding, tile), mask, i, j)
+    larger = jnp.maximum(largest, logits.max(axis=-1))
+    weights, fade = jnp.exp(logits - larger[..., None]), jnp.exp(largest - larger)
+    out = out * fade[..., None] + tile_output(grid.encoding, weights, tile)
+    return larger, total * fade + weights.sum(axis=-1), out
+
+  def fill(i, filled):
+    zeros = jnp.zeros((*batch, heads, grid.q_tile, width))
+    running = zeros[..., 0] + LEAST, zeros[..., 0], zeros
+    running = jax.lax.fori_loop(0, counts[i], functools.partial(visit, i), running)
+    start, _ = grid.starts(i, 0)
+    return tuple(
+        jax.lax.dynamic_update_slice_in_dim(x, jnp.swapaxes(rows, axis, axis + 1), start, axis)
+        for x, rows, axis in zip(filled, _finish(*running, dtype), (len(batch),) * 2)
+    )
+
+  filled = jnp.zeros((*batch, tokens, heads, width), dtype), jnp.zeros((*batch, tokens, heads))
+  return jax.lax.fori_loop(0, counts.size, fill, filled)
+
+
+def _finish(largest: Array, total: Array, out: Array, dtype) -> tuple[Array, Array]:
+  """Turns the running sums of some rows into their output and log-sum-exp."""
+  sees = total > 0
+  total = jnp.where(sees, total, 1)
+  return (out / total[..., None]).astype(dtype), jnp.where(sees, largest + jnp.log(total), HIDDEN)
+
+
+# --- Backward ------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(grid: Grid, moving: Operands, fixed: Operands, mask: Mask):
+  """Runs `_forward`; `moving` has the leaves that have a gradient, `fixed` the others."""
+  return _forward(grid, _join(moving, fixed), mask)
+
+
+def _attention_forward(grid, moving, fixed, mask):
+  out, lse = _attention(grid, moving, fixed, mask)
+  return (out, lse), (moving, fixed, mask, out, lse)
+
+
+def _attention_backward(grid, residuals, cotangents):
+  moving, fixed, mask, out, lse = residuals
+  by_out, by_lse = cotangents
+  by_out = by_out.astype(jnp.float32)
+  drop = jnp.einsum('...h,...h->...', by_out, out.astype(jnp.float32)) - by_lse
+  lse = jnp.maximum(lse, LEAST)
+  reached = grid.reached(mask)
+  order = jnp.argsort(~reached.ravel(), stable=True)
+  rows = functools.partial(grid.cut_rows, axis=lse.ndim - 2)
+
+  def visit(n, grads):
+    i, j = order[n] // reached.shape[1], order[n] % reached.shape[1]
+    tile, still = grid.cut(moving, i, j), grid.cut(fixed, i, j)
+    logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, _join(x, still)), tile)
+    weights = jnp.exp(grid.hide(logits, mask, i, j) - _fresh(grid, rows(lse, i), i)[..., None])
+    _, to_weights = jax.vjp(
+        lambda w, x: tile_output(grid.encoding, w, _join(x, still)), weights, tile
+    )
+    by_weights, by_output = to_weights(rows(by_out, i))
+    (by_logits,) = to_tile(weights * (by_weights - rows(drop, i)[..., None]))
+    return _add(grads, jax.tree.map(jnp.add, by_output, by_logits), *grid.starts(i, j))
+
+  wide = lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(x.dtype, jnp.float32))
+  grads = jax.lax.fori_loop(0, reached.sum(), visit, jax.tree.map(wide, moving))
+  return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving), None, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _fresh(grid: Grid, lse: Array, i: Array) -> Array:
+  """Gives rows that the tile before had already no weight: the last tile starts early."""
+  start, _ = grid.starts(i, 0)
+  fresh = start + jnp.arange(grid.q_tile) >= i * grid.q_tile
+  return jnp.where(expand(fresh, lse.ndim), lse, jnp.inf)
+
+
+def _add(grads: Operands, terms: Operands, q_start: Array, k_start: Array) -> Operands:
+  return Operands(
+      queries=grads.queries.add(q_start, terms.queries),
+      keys=grads.keys.add(k_start, terms.keys),
+      shared=jax.tree.map(jnp.add, grads.shared, terms.shared),
+  )
 
 
 def _split(operands: Operands) -> tuple[Operands, Operands]:
-  """Separates the leaves that have a gradient from integers, with None in the other's place."""
+  """Separates the leaves that have a gradient from the others, with None in the other's place."""
   moves = lambda x: isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
   return (
       jax.tree.map(lambda x: x if moves(x) else None, operands),
@@ -133,119 +251,6 @@ def _split(operands: Operands) -> tuple[Operands, Operands]:
 
 
 def _join(moving: Operands, fixed: Operands) -> Operands:
-  pick = lambda x, y: y if x is None else x
-  return jax.tree.map(pick, moving, fixed, is_leaf=lambda x: x is None)
-
-
-def _allowed(mask, lengths: tuple[int, int], tile: tuple[int, int], i: Array, j: Array):
-  """Returns which entries of tile (i, j) count, [..., 1 or N, t, s]; None where all of them do."""
-  (queries, keys), (q_tile, k_tile) = lengths, tile
-  rows, columns = (_start(i, queries, q_tile), q_tile), (_start(j, keys, k_tile), k_tile)
-  allowed = mask.tile(queries, keys, rows, columns).evaluate(q_tile, k_tile)
-  if keys % k_tile:  # the last tile starts early: the tile before had its first keys
-    fresh = (columns[0] + jnp.arange(k_tile) >= j * k_tile)[None, None]
-    allowed = fresh if allowed is None else allowed & expand(fresh, allowed.ndim)
-  return allowed
-
-
-def _hide(logits: Array, allowed: Array | None) -> Array:
-  return logits if allowed is None else jnp.where(expand(allowed, logits.ndim), logits, HIDDEN)
-
-
-# --- Forward -------------------------------------------------------------------------------------
-
-
-def _forward(plan: Plan, operands: Operands, mask) -> tuple[Array, Array]:
-  queries, keys, _ = operands
-  lengths = _lengths(operands)
-  reached = mask.reached(*lengths, *plan.forward)
-  order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
-  *batch, _, heads, width = queries.rows['q'].shape
-  q_tile, k_tile = plan.forward
-  dtype = keys.rows['v'].dtype
-
-  def fill(i, filled):
-    start = _start(i, lengths[0], q_tile)
-    own = queries.take(start, q_tile)
-
-    def visit(n, running):
-      largest, total, out = running
-      j = order[i, n]
-      tile = operands._replace(queries=own, keys=keys.take(_start(j, lengths[1], k_tile), k_tile))
-      logits = tile_logits(plan.encoding, tile)
-      logits = _hide(logits, _allowed(mask, lengths, plan.forward, i, j))
-      larger = jnp.maximum(largest, logits.max(axis=-1))
-      weights, fade = jnp.exp(logits - larger[..., None]), jnp.exp(largest - larger)
-      out = out * fade[..., None] + tile_output(plan.encoding, weights, tile)
-      return larger, total * fade + weights.sum(axis=-1), out
-
-    zeros = jnp.zeros((*batch, heads, q_tile))
-    running = (zeros + LEAST, zeros, jnp.zeros((*batch, heads, q_tile, width)))
-    largest, total, out = jax.lax.fori_loop(0, counts[i], visit, running)
-    sees = total > 0
-    out = jnp.where(sees[..., None], out / jnp.where(sees, total, 1)[..., None], 0).astype(dtype)
-    lse = jnp.where(sees, largest + jnp.log(jnp.where(sees, total, 1)), HIDDEN)
-    done = jnp.swapaxes(out, -2, -3), jnp.swapaxes(lse, -1, -2)
-    return tuple(
-        jax.lax.dynamic_update_slice_in_dim(x, new, start, len(batch)) for x, new in zip(filled, done)
-    )
-
-  filled = jnp.zeros((*batch, lengths[0], heads, width), dtype), jnp.zeros((*batch, lengths[0], heads))
-  return jax.lax.fori_loop(0, counts.size, fill, filled)
-
-
-# --- Backward ------------------------------------------------------------------------------------
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, moving: Operands, fixed: Operands, mask):
-  """Runs `_forward`; `moving` has the leaves that have a gradient, `fixed` all others."""
-  return _forward(plan, _join(moving, fixed), mask)
-
-
-def _attention_forward(plan, moving, fixed, mask):
-  kept = _attention(plan, moving, fixed, mask)
-  return kept, (moving, fixed, mask, kept)
-
-
-def _attention_backward(plan, residuals, cotangents):
-  moving, fixed, mask, (out, lse) = residuals
-  lengths, (q_tile, k_tile) = _lengths(moving), plan.backward
-  reached = mask.reached(*lengths, q_tile, k_tile)
-  order = jnp.argsort(~reached.ravel(), stable=True)
-  by_out = cotangents[0].astype(jnp.float32)
-  drop = jnp.einsum('...h,...h->...', by_out, out.astype(jnp.float32)) - cotangents[1]
-
-  def visit(n, grads):
-    i, j = order[n] // reached.shape[1], order[n] % reached.shape[1]
-    q_start, k_start = _start(i, lengths[0], q_tile), _start(j, lengths[1], k_tile)
-    tile, still = (
-        x._replace(queries=x.queries.take(q_start, q_tile), keys=x.keys.take(k_start, k_tile))
-        for x in (moving, fixed)
-    )
-    by_head = lambda x: jnp.swapaxes(
-        jax.lax.dynamic_slice_in_dim(x, q_start, q_tile, lse.ndim - 2), lse.ndim - 2, lse.ndim - 1
-    )
-    fresh = q_start + jnp.arange(q_tile) >= i * q_tile  # the last tile starts early
-    bound = jnp.where(expand(fresh, lse.ndim), jnp.maximum(by_head(lse), LEAST), jnp.inf)
-    logits, to_logits = jax.vjp(lambda x: tile_logits(plan.encoding, _join(x, still)), tile)
-    logits = _hide(logits, _allowed(mask, lengths, plan.backward, i, j))
-    weights = jnp.exp(logits - bound[..., None])
-    _, to_output = jax.vjp(
-        lambda w, x: tile_output(plan.encoding, w, _join(x, still)), weights, tile
-    )
-    by_weights, by_output = to_output(by_head(by_out))
-    (by_logits,) = to_logits(weights * (by_weights - by_head(drop)[..., None]))
-    terms = jax.tree.map(jnp.add, by_output, by_logits)
-    return Operands(
-        grads.queries.add(q_start, terms.queries),
-        grads.keys.add(k_start, terms.keys),
-        jax.tree.map(jnp.add, grads.shared, terms.shared),
-    )
-
-  wide = lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(x.dtype, jnp.float32))
-  grads = jax.lax.fori_loop(0, reached.sum(), visit, jax.tree.map(wide, moving))
-  return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving), None, None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
+  return jax.tree.map(
+      lambda x, y: y if x is None else x, moving, fixed, is_leaf=lambda x: x is None
+  )

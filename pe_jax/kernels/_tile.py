@@ -58,16 +58,22 @@ class Operands(NamedTuple):
 
 
 def tile_logits(encoding, tile: Operands) -> Array:
-  """Computes the logits of a tile before the mask, float32, shape [..., N, t, s]."""
-  q, shared = tile.queries.rows['q'], tile.shared
-  k = repeat_heads(tile.keys.rows['k'], q.shape[-2])
-  logits = jnp.einsum('...tnh,...snh->...nts', q, k, preferred_element_type=jnp.float32)
-  logits = shared['scale'] * logits
-  if encoding.bias is not None:
-    logits = logits + _spread(check_bias(_bias(encoding, tile), logits, encoding), logits.shape)
-  if shared['softcap'] is not None:
-    logits = shared['softcap'] * jnp.tanh(logits / shared['softcap'])
-  return logits
+  """Computes the logits of a tile before the mask, float32, shape [..., N, t, s].
+
+  A bias of the distance alone is evaluated once a distance where the positions are consecutive, and
+  else, as every other bias, once a pair.
+  """
+  by_pair = functools.partial(_logits, encoding, _bias_by_pair)
+  q_pos, k_pos = tile.queries.coords, tile.keys.coords
+  if not (encoding.bias and encoding.by_distance and _counts(q_pos, tile) and _counts(k_pos, tile)):
+    return by_pair(tile)
+  by_distance = functools.partial(_logits, encoding, _bias_by_distance)
+  return jax.lax.cond(  # checkpoint: neither branch leaves arrays of its size to the other
+      _consecutive(q_pos) & _consecutive(k_pos),
+      jax.checkpoint(by_distance, prevent_cse=False),
+      jax.checkpoint(by_pair, prevent_cse=False),
+      tile,
+  )
 
 
 def tile_output(encoding, weights: Array, tile: Operands) -> Array:
@@ -83,24 +89,45 @@ def tile_output(encoding, weights: Array, tile: Operands) -> Array:
   return out
 
 
-def _bias(encoding, tile: Operands) -> Array:
-  """Computes the bias of a tile, by the pair or, for consecutive positions, by the distance."""
+def _logits(encoding, bias, tile: Operands) -> Array:
+  q, shared = tile.queries.rows['q'], tile.shared
+  k = repeat_heads(tile.keys.rows['k'], q.shape[-2])
+  logits = jnp.einsum('...tnh,...snh->...nts', q, k, preferred_element_type=jnp.float32)
+  logits = shared['scale'] * logits
+  if encoding.bias is not None:
+    term = check_bias(bias(encoding, tile), logits, encoding)
+    logits = logits + _spread(term, logits.shape)
+  if shared['softcap'] is not None:
+    logits = shared['softcap'] * jnp.tanh(logits / shared['softcap'])
+  return logits
+
+
+def _bias_by_pair(encoding, tile: Operands) -> Array:
   queries, keys, shared = tile
-  q_pos, k_pos = queries.coords, keys.coords
-  if not (encoding.by_distance and _counts(q_pos, tile) and _counts(k_pos, tile)):
-    q = queries.rows.get('raw', queries.rows['q'])
-    k = repeat_heads(keys.rows.get('raw', keys.rows['k']), q.shape[-2])
-    return encoding.bias(shared['params'], q, k, q_pos, k_pos, shared['scale'])
-  by_pair = functools.partial(_bias_by_pair, encoding, like=queries.rows['q'])
-  by_distance = functools.partial(_bias_by_distance, encoding, like=queries.rows['q'])
-  return jax.lax.cond(
-      _consecutive(q_pos) & _consecutive(k_pos),
-      jax.checkpoint(by_distance, prevent_cse=False),
-      jax.checkpoint(by_pair, prevent_cse=False),
-      shared['params'],
-      q_pos,
-      k_pos,
-  )
+  q = queries.rows.get('raw', queries.rows['q'])
+  k = repeat_heads(keys.rows.get('raw', keys.rows['k']), q.shape[-2])
+  return encoding.bias(shared['params'], q, k, queries.coords, keys.coords, shared['scale'])
+
+
+def _bias_by_distance(encoding, tile: Operands) -> Array:
+  """Evaluates the t + s - 1 distances of consecutive positions; row t is a slice of them.
+
+  A slice a row, forward, and its sum, backward, cost a tenth of a gather or of a skewed reshape.
+  """
+  q_pos, k_pos, q = tile.queries.coords, tile.keys.coords, tile.queries.rows['q']
+  queries, keys = q_pos.shape[-1], k_pos.shape[-1]
+  steps = jnp.arange(queries + keys - 1, dtype=k_pos.dtype)
+  steps = k_pos[..., :1] - q_pos[..., -1:] + expand(steps, k_pos.ndim)
+  origin = jnp.zeros_like(steps[..., :1])
+  # A bias of the distance reads no content: any q and k of the right shape will do.
+  q, k = (jnp.zeros((*x.shape, *q.shape[-2:]), q.dtype) for x in (origin, steps))
+  scale = tile.shared['scale']
+  by_step = encoding.bias(tile.shared['params'], q, k, origin, steps, scale)[..., 0, :]
+
+  def row(start):
+    return jax.lax.dynamic_slice_in_dim(by_step, start, keys, by_step.ndim - 1)
+
+  return jax.vmap(row, out_axes=-2)(jnp.arange(queries - 1, -1, -1))
 
 
 def _counts(coords: Any, tile: Operands) -> bool:
@@ -113,30 +140,6 @@ def _counts(coords: Any, tile: Operands) -> bool:
 
 def _consecutive(positions: Array) -> Array:
   return (positions[..., 1:] == positions[..., :-1] + 1).all()
-
-
-def _bias_by_pair(encoding, params, q_pos: Array, k_pos: Array, *, like: Array) -> Array:
-  """Calls the bias of an encoding that reads positions only; it gets zeros for q and k."""
-  q = jnp.zeros((*q_pos.shape, *like.shape[-2:]), like.dtype)
-  k = jnp.zeros((*k_pos.shape, *like.shape[-2:]), like.dtype)
-  return encoding.bias(params, q, k, q_pos, k_pos, jnp.float32(1))
-
-
-def _bias_by_distance(encoding, params, q_pos: Array, k_pos: Array, *, like: Array) -> Array:
-  """Evaluates the t + s - 1 distances of consecutive positions; row t is a slice of them.
-
-  A slice a row, forward, and its sum, backward, cost a tenth of a gather or of a skewed reshape.
-  """
-  queries, keys = q_pos.shape[-1], k_pos.shape[-1]
-  steps = jnp.arange(queries + keys - 1, dtype=k_pos.dtype)
-  steps = k_pos[..., :1] - q_pos[..., -1:] + expand(steps, k_pos.ndim)
-  origin = jnp.zeros_like(steps[..., :1])
-  by_step = _bias_by_pair(encoding, params, origin, steps, like=like)[..., 0, :]
-
-  def row(start):
-    return jax.lax.dynamic_slice_in_dim(by_step, start, keys, by_step.ndim - 1)
-
-  return jax.vmap(row, out_axes=-2)(jnp.arange(queries - 1, -1, -1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
