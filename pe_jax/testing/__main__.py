@@ -8,8 +8,11 @@ import pathlib
 import sys
 import traceback
 
-# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend.
-os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
+# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend. The programs are
+# tiny, so most of the time goes into optimizing them.
+os.environ.setdefault(
+    'XLA_FLAGS', '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+)
 
 from pe_jax import Dims
 from pe_jax import testing
@@ -26,10 +29,11 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--heads', type=int, default=4, help='query heads')
   parser.add_argument('--kv-heads', type=int, default=2, help='key and value heads')
   parser.add_argument('--head-dim', type=int, default=16, help='width of a head')
+  parser.add_argument('--law', action='append', metavar='NAME', help='only this law; may be repeated')
   given = parser.parse_args(argv)
   try:
     dims = Dims(given.model, given.heads, given.kv_heads, given.head_dim)
-    report = _report(_factory(given.factory), dims)
+    report = _report(_factory(given.factory), dims, given.law)
   except ValueError as error:
     print(f'pe_jax.testing: {error}', file=sys.stderr)
     return 2
@@ -37,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
   return 0 if report.ok else 1
 
 
-def _report(factory: Callable, dims: Dims) -> testing.Report:
+def _report(factory: Callable, dims: Dims, laws: list[str] | None) -> testing.Report:
   try:
-    return testing.check(factory, dims)
+    return testing.check(factory, dims, laws=laws)
   except testing.ConformanceError as error:
     return error.report
   except ValueError:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from collections.abc import Collection
 import contextlib
 import dataclasses
+import inspect
 import pathlib
+import sysconfig
 import traceback
 from typing import Any
 
@@ -99,6 +101,7 @@ LAWS: tuple[Law, ...] = (
 
 _SMALL = (1, 2, 4)  # numbers of tokens to try once a law fails
 _LEAST_LENGTH = 16
+_HOOKS = ('embed', 'place', 'query', 'key', 'bias', 'logits', 'value')
 
 
 def check(
@@ -134,10 +137,11 @@ def check(
 
   >>> import pe_jax
   >>> dims = pe_jax.Dims(model=16, heads=2)
-  >>> check(lambda: pe_jax.Encoding(name='twice', query=lambda *args: args[1] * 2), dims)
-  ... # doctest: +IGNORE_EXCEPTION_DETAIL +ELLIPSIS
-  Traceback (most recent call last):
-  ConformanceError: twice breaks 3 laws: ...
+  >>> print(check(pe_jax.alibi, dims, laws=('equal', 'reads_content')))
+  alibi()
+    ok   equal              Two records of one call are equal, hash alike and print alike
+    ok   reads_content      `reads_content`: `bias` or `logits` reads q or k, and only then
+  alibi(): 2 passed, 0 failed, 0 not applicable
   """
   subject = Subject(
       factory=factory,
@@ -157,6 +161,7 @@ def check(
 
 
 def _check_subject(subject: Subject):
+  _check_calls(subject)
   if not isinstance(subject.encoding, Encoding):
     raise ValueError(
         f'the factory returned {subject.encoding!r}: it must return a pe_jax.Encoding.'
@@ -166,6 +171,28 @@ def _check_subject(subject: Subject):
         f'{subject.encoding!r} holds {subject.limit} positions: the laws need {_LEAST_LENGTH}, so pass '
         'functools.partial(factory, ...) with a longer table.'
     )
+  for hook in subject.reference:
+    if hook not in _HOOKS:
+      raise ValueError(f'the reference has no hook {hook!r} to compare: hooks are {list(_HOOKS)}.')
+
+
+def _check_calls(subject: Subject):
+  """Raises a ValueError where the factory cannot be called as the laws call it."""
+  name = getattr(subject.factory, '__name__', repr(subject.factory))
+  parameters = inspect.signature(subject.factory).parameters
+  variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+  needed = [
+      key
+      for key, option in parameters.items()
+      if option.default is option.empty and option.kind not in variadic
+  ]
+  if needed:
+    raise ValueError(
+        f'{name} needs {", ".join(needed)}: give defaults, or pass functools.partial({name}, ...).'
+    )
+  for option in subject.options:
+    if option not in parameters:
+      raise ValueError(f'{name} has no option {option!r}: it takes {list(parameters)}.')
 
 
 @contextlib.contextmanager
@@ -242,9 +269,17 @@ def _shrink(law: Law, subject: Subject, error: Exception) -> tuple[Exception, in
 def _message(error: Exception) -> str:
   if isinstance(error, Violation):
     return str(error)
-  last = traceback.extract_tb(error.__traceback__)[-1]
   text = str(error).splitlines()[0] if str(error) else ''
+  frames = traceback.extract_tb(error.__traceback__)
+  own = [frame for frame in frames if not _is_foreign(frame.filename)]
+  last = (own or frames)[-1]
   return f'{type(error).__name__}: {text} ({pathlib.Path(last.filename).name}, line {last.lineno})'
+
+
+def _is_foreign(filename: str) -> bool:
+  """Whether a line is of Python, of jax or of the kit, not of the encoding."""
+  kit, python = pathlib.Path(__file__).parent, sysconfig.get_path('stdlib')
+  return 'site-packages' in filename or filename.startswith((str(kit), python))
 
 
 def _input(error: Exception, size: int) -> str:

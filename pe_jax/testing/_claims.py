@@ -114,7 +114,7 @@ def law_by_distance(subject: Subject):
 
 
 def law_permutation(subject: Subject):
-  """Tokens permuted with their positions give outputs permuted; `order_dependent` ones break it"""
+  """Tokens permuted with their positions permute the outputs, unless `order_dependent`"""
   order = np.random.default_rng(8).permutation(subject.size)
   index = tuple(np.take(array, order, axis=1) for array in subject.everyone)
   got = subject.layer(x=subject.x[:, order], positions=subject.positions[:, order], index=index)
