@@ -33,6 +33,7 @@ class Layer:
     trained: tokens of a training text that a query could look back on.
     source: where `trained` is from.
     length: tokens that it is to look back on.
+    text: tokens of a text; more than `length` where a window ends the looking back.
   """
 
   kind: str
@@ -42,6 +43,7 @@ class Layer:
   trained: float
   source: str
   length: int
+  text: int
 
 
 def layers(config: Mapping[str, Any], *, length: int | None, trained: float | None) -> list[Layer]:
@@ -70,12 +72,13 @@ def layers(config: Mapping[str, Any], *, length: int | None, trained: float | No
 
 def _layer(config, kind, count, encoding, rotation, length, trained) -> Layer:
   trained, source = _trained(config, rotation.rule, trained)
-  length = length or config.get('max_position_embeddings') or int(trained)
+  text = length or config.get('max_position_embeddings') or int(trained)
+  length = text
   window = config.get('sliding_window')
   if kind == 'sliding_attention' and window:
     source = f'sliding_window={window}' if window < trained else source
     trained, length = min(trained, window), min(length, window)
-  return Layer(kind, count, repr(encoding), rotation, float(trained), source, length)
+  return Layer(kind, count, repr(encoding), rotation, float(trained), source, length, text)
 
 
 def _trained(config, rule, trained: float | None) -> tuple[float, str]:

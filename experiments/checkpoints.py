@@ -52,7 +52,8 @@ def settings_that_differ(a: Config, b: Config) -> list[Setting]:
 
 
 def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-  if isinstance(a, dict) and isinstance(b, dict):
+  if isinstance(a, dict | None) and isinstance(b, dict | None):
+    a, b = a or {}, b or {}
     for key in sorted(a.keys() | b.keys()):
       yield from _leaves(f'{path}.{key}', a.get(key), b.get(key))
   elif a != b:

@@ -235,11 +235,11 @@ def _betas(name: str, options) -> Iterator[Finding]:
 
 def _phases(layer: Layer) -> Iterator[Finding]:
   inv_freq, _ = layer.rotation.at(layer.length)
-  errors = wavelengths.phase_errors(inv_freq, layer.length)
+  errors = wavelengths.phase_errors(inv_freq, layer.text)
   plain, cast = errors['float32'].max(), errors['bfloat16_frequencies'].max()
   if plain >= 0.01:
     yield _note(
         'precision',
-        f'at {_n(layer.length)} tokens a plain float32 product of position and frequency errs by'
+        f'at {_n(layer.text)} tokens a plain float32 product of position and frequency errs by'
         f' {plain:.2g} rad, and one with frequencies in bfloat16 by {cast:.2g}.',
     )

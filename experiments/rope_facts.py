@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from experiments import calibration
-from experiments import checkpoints
 from experiments import errors
 from experiments import findings
 from experiments import wavelengths
@@ -36,20 +35,24 @@ class Asked:
   rules: tuple[str, ...] = ()
 
 
-def read(name: str, flag: str, asked: Asked) -> tuple[Config, list[Facts]]:
-  """Reads a config.json and computes the numbers of each kind of layer that has RoPE.
+def of_config(config: Config, where: str, asked: Asked) -> list[Facts]:
+  """Computes the numbers of each kind of layer that has RoPE.
+
+  Args:
+    config: what config.json holds.
+    where: names the config in errors.
+    asked: lengths and rules.
 
   Raises:
-    UserError: a config that cannot be read, a rule that cannot be made, or no layer with RoPE.
+    UserError: a config that is not understood, a rule that cannot be made, or no layer with RoPE.
   """
-  config = checkpoints.read_config(name, flag)
   try:
     layers = calibration.layers(config, length=asked.length, trained=asked.trained)
   except ValueError as error:
-    raise errors.UserError(f'{flag}={name}: {error}') from None
+    raise errors.UserError(f'{where}: {error}') from None
   if not layers:
-    raise errors.UserError(f'{flag}={name}: no layer has RoPE, so there is nothing to report')
-  return config, [of_layer(config, layer, asked.rules) for layer in layers]
+    raise errors.UserError(f'{where}: no layer has RoPE, so there is nothing to report')
+  return [of_layer(config, layer, asked.rules) for layer in layers]
 
 
 def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
@@ -65,7 +68,7 @@ def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
   inv_freq, attention_factor = rotation.at(length)
   unscaled = rotation.unscaled()
   distances = np.geomspace(1, length, _POINTS)
-  phase_errors = wavelengths.phase_errors(inv_freq, length)
+  phase_errors = wavelengths.phase_errors(inv_freq, layer.text)
   own = [(calibration.short(rotation.rule), rotation)]
   return {
       'kind': layer.kind,
@@ -78,6 +81,7 @@ def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
       'trained_length': layer.trained,
       'trained_length_from': layer.source,
       'length': length,
+      'text_length': layer.text,
       'attention_factor': attention_factor,
       'reach': wavelengths.reach(inv_freq, unscaled, layer.trained),
       'channels': _lists({
@@ -90,7 +94,7 @@ def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
           **{f'{precision}_error': error for precision, error in phase_errors.items()},
       }),
       'distances': distances.tolist(),
-      'phase_errors': [_phase_errors(inv_freq, n) for n in _lengths(length)],
+      'phase_errors': [_phase_errors(inv_freq, n) for n in _lengths(layer.text)],
       'rules': [
           {'rule': name, **_rule(other, layer, distances)}
           for name, other in own + list(calibration.rotations(rules, layer).items())

@@ -7,11 +7,11 @@ import pathlib
 from rich import console as rich_console
 from rich import progress as rich_progress
 
+from experiments import checkpoints
 from experiments import findings
 from experiments import rope_facts
 from experiments import weights
 from experiments.checkpoints import Setting
-from experiments.checkpoints import settings_that_differ
 from experiments.rope_facts import Facts
 from experiments.rope_output import Pair
 from pe_jax import hf
@@ -20,14 +20,20 @@ from pe_jax import hf
 def read(a: str, b: str, asked: rope_facts.Asked, console: rich_console.Console) -> Pair:
   """Compares two checkpoints: their configs and, where both have them, their weights.
 
+  Both are read at one length, the longer of what the configs allow unless one is asked for.
+
   Raises:
     UserError: a config or a file of weights that cannot be read.
   """
-  (config_a, layers_a), (config_b, layers_b) = (
-      rope_facts.read(name, flag, asked) for name, flag in ((a, '--a'), (b, '--b'))
-  )
-  settings = settings_that_differ(config_a, config_b)
-  layers = _side_by_side((config_a, config_b), (layers_a, layers_b))
+  configs = checkpoints.read_config(a, '--a'), checkpoints.read_config(b, '--b')
+  if asked.length is None:
+    lengths = [config.get('max_position_embeddings') or 0 for config in configs]
+    asked = dataclasses.replace(asked, length=max(lengths) or None)
+  facts = [
+      rope_facts.of_config(config, where, asked)
+      for config, where in zip(configs, (f'--a={a}', f'--b={b}'), strict=True)
+  ]
+  settings, layers = checkpoints.settings_that_differ(*configs), _side_by_side(configs, facts)
   found = {name: weights.find(pathlib.Path(name).expanduser()) for name in (a, b)}
   compared = _compare(*found.values(), console) if all(found.values()) else None
   if compared is None:

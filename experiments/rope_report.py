@@ -15,6 +15,7 @@ import pathlib
 
 from absl import flags
 
+from experiments import checkpoints
 from experiments import errors
 from experiments import output
 from experiments import rope_facts
@@ -47,7 +48,8 @@ def main(argv: Sequence[str]) -> None:
   asked = rope_facts.Asked(_LENGTH.value, _TRAINED.value, tuple(filter(None, rules)))
   console = output.console()
   if one:
-    _, layers = rope_facts.read(_CONFIG.value, '--config_json', asked)
+    config = checkpoints.read_config(_CONFIG.value, '--config_json')
+    layers = rope_facts.of_config(config, f'--config_json={_CONFIG.value}', asked)
     rope_output.write(_directory(), _CONFIG.value, layers, console)
   else:
     pair = rope_pair.read(_A.value, _B.value, asked, console)

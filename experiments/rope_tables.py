@@ -82,7 +82,7 @@ def rules(facts: Facts) -> Table:
   def column(show) -> list[Entry]:
     return [Entry('—' if 'reason' in rule else show(rule)) for rule in facts['rules']]
 
-  trained, length = f'{facts["trained_length"]:,.0f}', f'{facts["length"]:,}'
+  scores = {facts['trained_length']: 'decay_at_trained', facts['length']: 'decay_at_length'}
   return tables.make(
       [
           ('rule', names),
@@ -91,8 +91,10 @@ def rules(facts: Facts) -> Table:
           ('complete', column(lambda rule: f'{rule["complete"]}')),
           ('past', column(lambda rule: f'{rule["past"]}')),
           ('reaches', column(lambda rule: _tokens(rule['reach']))),
-          (f'q·k at {trained}', column(lambda rule: f'{rule["decay_at_trained"]:.3f}')),
-          (f'q·k at {length}', column(lambda rule: f'{rule["decay_at_length"]:.3f}')),
+          *(
+              (f'q·k at {tokens:,.0f}', column(lambda rule, key=key: f'{rule[key]:.3f}'))
+              for tokens, key in scores.items()
+          ),
       ],
       notes,
   )
@@ -103,7 +105,7 @@ def phases(facts: Facts) -> Table:
   errors = [facts['phase_errors'][-1][precision] for precision in wavelengths.PRECISIONS]
   return tables.make([
       ('angle computed in', [Entry(text) for text in wavelengths.PRECISIONS.values()]),
-      (f'error at {facts["length"]:,}, rad', [Entry(f'{error:.2g}') for error in errors]),
+      (f'error at {facts["text_length"]:,}, rad', [Entry(f'{error:.2g}') for error in errors]),
   ])
 
 
@@ -148,11 +150,8 @@ def effect(a: Facts, b: Facts) -> Table:
   """Lays out what the difference does to the wavelengths, neighbours alike on one line."""
   x, y = a['channels'], b['channels']
   ratios = [_ratio(v, w) for v, w in zip(x['inv_freq'], y['inv_freq'], strict=True)]
-  groups = itertools.groupby(range(len(ratios)), key=lambda i: round(math.log2(ratios[i]), 1))
+  groups = itertools.groupby(range(len(ratios)), key=lambda i: _step(ratios[i], ratios))
   found = [list(group) for _, group in groups]
-  if len(found) > 8:  # a ramp: eight lines show it
-    step = math.ceil(len(ratios) / 8)
-    found = [list(range(len(ratios))[i : i + step]) for i in range(0, len(ratios), step)]
   return tables.make([
       ('channel pairs', [_range(group, str) for group in found]),
       ('wavelength in a', [_range((x['wavelength'][i] for i in g), _tokens) for g in found]),
@@ -162,9 +161,18 @@ def effect(a: Facts, b: Facts) -> Table:
 
 
 def _ratio(before: float, after: float) -> float:
+  """Computes by how much a wavelength grows; the frequency may become 0, or have been."""
   if before == after:
     return 1.0
-  return before / after if before and after else math.inf if before else 2.0**-99
+  return before / after if after else math.inf
+
+
+def _step(ratio: float, ratios: list[float]) -> tuple[str, float]:
+  """Tells apart the smallest ratio, the largest and four steps between."""
+  low, high = min(ratios), max(r for r in ratios if math.isfinite(r))
+  if ratio in (low, high) or not math.isfinite(ratio) or low == 0:
+    return 'end', ratio
+  return 'between', math.floor(4 * math.log(ratio / low) / math.log(high / low))
 
 
 # --- Numbers -------------------------------------------------------------------------------------

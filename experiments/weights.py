@@ -184,7 +184,7 @@ def _verdict(differences: list[Difference], total: int, unmatched: int) -> tuple
   cosine = sum(d.cosine * d.values for d in differences) / max(compared, 1)
   reason = (
       f'{len(changed)} of {len(differences)} shared tensors differ, by up to'
-      f' {largest.relative:.3g} of their norm ({largest.name}); mean cosine {cosine:.4f}{missing}'
+      f' {largest.relative:.3g} of their norm ({largest.name}); mean cosine {cosine:.6f}{missing}'
   )
   return ('different model' if cosine < _UNRELATED else 'fine-tuned'), reason
 

@@ -108,7 +108,8 @@ def test_a_pair_that_differs_only_in_rope(make, trained):
   pair = read(make('a', trained['base']), make('b', trained['base'], scaled))
   assert pair.weights.verdict == 'same weights'
   assert pair.verdicts[0] == (
-      'Configs: they differ only in RoPE settings: max_position_embeddings, rope_scaling.'
+      'Configs: they differ only in RoPE settings: max_position_embeddings, '
+      'rope_scaling.factor, rope_scaling.rope_type.'
   )
   [(a, b)] = pair.layers
   np.testing.assert_allclose(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import calibration
+from experiments import checkpoints
 from experiments import errors
 from experiments import findings
 from experiments import rope_facts
@@ -100,7 +101,7 @@ def test_phase_errors_against_fifty_digits():
 
 def test_llama_31_by_the_papers_rule():
   """Bands of Llama 3.1 8B, from the definition in plain float64."""
-  _, [facts] = rope_facts.read(str(LLAMA), '--config_json', rope_facts.Asked())
+  [facts] = rope_facts.of_config(json.loads(LLAMA.read_text()), 'llama', rope_facts.Asked())
   plain = [500000.0 ** (-2 * i / 128) for i in range(64)]
   for i, w in enumerate(plain):
     turns = 8192 * w / (2 * math.pi)
@@ -217,7 +218,8 @@ def test_a_sliding_layer_needs_no_more_than_its_window():
   assert (sliding.kind, sliding.count, sliding.trained, sliding.length) == (
       'sliding_attention', 5, 512, 512,
   )  # fmt: skip
-  assert not [f for f in findings.find(config, sliding) if f.level == 'warning']
+  # No distance is new to it, but its phases are those of the whole text.
+  assert [f.setting for f in findings.find(config, sliding)] == ['precision']
   assert [f for f in findings.find(config, full) if f.level == 'warning']
 
 
@@ -238,9 +240,8 @@ def test_rules_are_typed_as_encodings_are():
 
 
 def test_a_rule_that_cannot_be_computed_is_a_line_of_the_table():
-  _, [facts] = rope_facts.read(
-      str(LLAMA), '--config_json', rope_facts.Asked(rules=('given(inv_freq=(1, 2))', 'ntk'))
-  )
+  asked = rope_facts.Asked(rules=('given(inv_freq=(1, 2))', 'ntk'))
+  [facts] = rope_facts.of_config(json.loads(LLAMA.read_text()), 'llama', asked)
   table = rope_tables.rules(facts)
   assert [row[1].text for row in table.rows][1:] == ['—', '1.0000']
   assert 'pass 64 of them' in table.notes[1]
@@ -281,13 +282,13 @@ def test_configs_that_cannot_be_read(tmp_path, content, words):
   if content is not None:
     path.write_text(content)
   with pytest.raises(errors.UserError, match=words):
-    rope_facts.read(str(path), '--config_json', rope_facts.Asked())
+    config = checkpoints.read_config(str(path), '--config_json')
+    rope_facts.of_config(config, f'--config_json={path}', rope_facts.Asked())
 
 
 def test_the_text_part_of_a_model_of_several_parts(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'text_config': BARE, 'vision_config': {}}))
-  config, _ = rope_facts.read(str(tmp_path), '--config_json', rope_facts.Asked(rules=('ntk',)))
-  assert config == BARE
+  assert checkpoints.read_config(str(tmp_path), '--config_json') == BARE
 
 
 def run(*flags):
