@@ -13,6 +13,7 @@ from pe_jax.masks import Mask
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
+from pe_jax.testing._compare import Violation
 from pe_jax.testing._subject import BATCH
 from pe_jax.testing._subject import project
 from pe_jax.testing._subject import run_place
@@ -111,6 +112,7 @@ def _step(params, weights, cache, x, positions, start, length, *, encoding, kern
 def law_place_prefix(subject: Subject):
   """`place` on a beginning, then on the rest with its carry, is `place` on the whole"""
   _needs_place(subject)
+  _check_carry(subject)
   row = subject.row()
   whole, _ = subject.place(row.x, row.positions)
   half = max(subject.size // 2, 1)
@@ -124,6 +126,18 @@ def law_place_prefix(subject: Subject):
       parts.append(coords)
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
     _compare_coords(joined, whole, f'in chunks of {chunk}, against all at once')
+
+
+def _check_carry(subject: Subject):
+  """A carry keeps its shape and dtype, as a scan needs."""
+  row, before = subject.row(), subject.carry()
+  _, after = jax.eval_shape(lambda: subject.place(row.x, row.positions))
+  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+      raise Violation(
+          f'the carry is {old.dtype}{list(old.shape)} before `place` and '
+          f'{new.dtype}{list(new.shape)} after it: a scan cannot carry it'
+      )
 
 
 def law_place_segments(subject: Subject):
