@@ -14,6 +14,7 @@ import pytest
 
 import pe_jax
 from pe_jax import scaling
+from tests import references_scaling as references
 
 WIDTH, BASE = 16, 1e4
 FIXED = (
@@ -44,42 +45,7 @@ each_rule = pytest.mark.parametrize('rule', FIXED + BY_LENGTH, ids=kind)
 each_by_length = pytest.mark.parametrize('rule', BY_LENGTH, ids=kind)
 
 
-def loop(width, base):
-  return [base ** (-2 * i / width) for i in range(width // 2)]
-
-
 # --- The papers, as float64 loops ----------------------------------------------------------------
-
-
-def yarn_loop(width, base, factor, length, fast, slow, truncate):
-  """Section 3.2 of the paper in its own terms: r turns within the length, ramp between indices."""
-
-  def index(turns):
-    return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-  low, high = index(fast), index(slow)
-  if truncate:
-    low, high = math.floor(low), math.ceil(high)
-  low, high = max(low, 0), min(high, width - 1)
-  found = []
-  for i, w in enumerate(loop(width, base)):
-    ramp = min(max((i - low) / (high - low), 0), 1)
-    found.append((1 - ramp) * w + ramp * w / factor)
-  return found
-
-
-def llama3_loop(width, base, factor, length, low, high):
-  found = []
-  for w in loop(width, base):
-    wavelength = 2 * math.pi / w
-    if wavelength < length / high:
-      found.append(w)
-    elif wavelength > length / low:
-      found.append(w / factor)
-    else:
-      smooth = (length / wavelength - low) / (high - low)
-      found.append((1 - smooth) * w / factor + smooth * w)
-  return found
 
 
 @pytest.mark.parametrize('seed', range(8))
@@ -91,7 +57,7 @@ def test_yarn_and_llama3_are_the_papers(seed):
   options = {'beta_fast': fast, 'beta_slow': slow, 'truncate': truncate}
   options |= {'factor': factor, 'original_length': length}
   frequencies, attention_factor = scaling.yarn(**options)(width, base)
-  want = yarn_loop(width, base, factor, length, fast, slow, truncate)
+  want = references.yarn(width, base, factor, length, fast, slow, truncate)
   np.testing.assert_allclose(frequencies, want, rtol=1e-12)
   assert attention_factor == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-12)
   frequencies, attention_factor = scaling.ntk_by_parts(**options)(width, base)
@@ -101,7 +67,7 @@ def test_yarn_and_llama3_are_the_papers(seed):
   rule = scaling.llama3(
       factor=factor, original_length=length, low_freq_factor=low, high_freq_factor=high
   )
-  want = llama3_loop(width, base, factor, length, low, high)
+  want = references.llama3(width, base, factor, length, low, high)
   np.testing.assert_allclose(rule(width, base)[0], want, rtol=1e-12)
 
 
@@ -109,17 +75,17 @@ def test_yarn_and_llama3_are_the_papers(seed):
 @pytest.mark.parametrize('width, base', [(16, 1e4), (64, 5e5)])
 def test_ntk_rules_are_bases(width, base, factor):
   pairs = width // 2
-  raised = loop(width, base * factor ** (width / (width - 2)))
+  raised = references.loop(width, base * factor ** (width / (width - 2)))
   np.testing.assert_allclose(scaling.ntk(factor=factor)(width, base)[0], raised, rtol=1e-12)
-  fixed = [w / factor ** (2 / width) for w in loop(width, base * factor)]
+  fixed = [w / factor ** (2 / width) for w in references.loop(width, base * factor)]
   np.testing.assert_allclose(scaling.ntk_fixed(factor=factor)(width, base)[0], fixed, rtol=1e-12)
   a = math.log(factor) / pairs**0.4
-  mixed = [w / math.exp(a * (i + 1) ** 0.4) for i, w in enumerate(loop(width, base))]
+  mixed = [w / math.exp(a * (i + 1) ** 0.4) for i, w in enumerate(references.loop(width, base))]
   rule = scaling.ntk_mixed(factor=factor, exponent=0.4)
   np.testing.assert_allclose(rule(width, base)[0], mixed, rtol=1e-12)
   for length in (1000, 2049, 8192):
     times = max(factor * length / 2048 - (factor - 1), 1)
-    raised = loop(width, base * times ** (width / (width - 2)))
+    raised = references.loop(width, base * times ** (width / (width - 2)))
     rule = scaling.dynamic_ntk(factor=factor, original_length=2048)
     np.testing.assert_allclose(rule(width, base, length)[0], raised, rtol=1e-12)
 
@@ -139,7 +105,7 @@ def test_longrope_divides_by_the_list_of_the_length():
   rule = scaling.longrope(original_length=8, factor=4, **LISTS)
   for length, name in {7: 'short_factor', 8: 'short_factor', 9: 'long_factor'}.items():
     frequencies, factor = rule(WIDTH, BASE, length)
-    want = [w / f for w, f in zip(loop(WIDTH, BASE), LISTS[name])]
+    want = [w / f for w, f in zip(references.loop(WIDTH, BASE), LISTS[name])]
     np.testing.assert_allclose(frequencies, want, rtol=1e-12)
     assert factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(8)), rel=1e-12)
   given = scaling.longrope(original_length=8, attention_factor=1.19, **LISTS)
@@ -168,7 +134,7 @@ ONE = {
     'longrope': scaling.longrope(
         short_factor=(1,) * 8, long_factor=(1,) * 8, factor=1, original_length=512
     ),
-    'given': scaling.given(inv_freq=tuple(loop(16, 1e4))),
+    'given': scaling.given(inv_freq=tuple(references.loop(16, 1e4))),
 }
 
 
@@ -258,7 +224,7 @@ def test_a_rule_applies_to_the_rotated_width_and_the_layers_base(width):
   rule = scaling.yarn(factor=5, original_length=512)
   encoding = pe_jax.rope(base=5e4, width=width, scaling=rule)
   constants = encoding.constants(pe_jax.Dims(model=32, heads=2))
-  want = yarn_loop(width, 5e4, 5, 512, 32, 1, True)
+  want = references.yarn(width, 5e4, 5, 512, 32, 1, True)
   np.testing.assert_allclose(constants['inv_freq'], want, rtol=1e-6)
   # The attention factor does not touch what passes by.
   turned = query(encoding, X, P)
@@ -271,7 +237,7 @@ def test_a_rule_of_ones_own():
   rule = scaling.from_frequencies(pe_jax.bind(_squared, power=2))
   assert repr(rule) == 'squared(power=2.0)'
   constants = pe_jax.rope(scaling=rule).constants(pe_jax.Dims(model=32, heads=2))
-  np.testing.assert_allclose(constants['inv_freq'], np.square(loop(16, 1e4)), rtol=1e-6)
+  np.testing.assert_allclose(constants['inv_freq'], np.square(references.loop(16, 1e4)), rtol=1e-6)
 
 
 def _squared(width, base, *, power):
@@ -463,7 +429,7 @@ def test_45_yarn_at_its_edges(options, width, base, want):
 def test_45_small_heads_and_lengths_stay_finite(width, length, truncate):
   rule = scaling.yarn(factor=4, original_length=length, truncate=truncate)
   frequencies, _ = rule(width, BASE)
-  plain = np.array(loop(width, BASE))
+  plain = np.array(references.loop(width, BASE))
   assert ((plain / 4 <= frequencies * (1 + 1e-12)) & (frequencies <= plain)).all()
 
 
