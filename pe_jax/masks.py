@@ -190,8 +190,11 @@ class Mask:
     """Whether every query surely sees a key and every key is surely seen, by the options alone."""
     if not self.restricts:
       return True
-    others = (self.window, self.q_segments, self.where, self.dense, self.q_index, self.k_index)
-    return queries <= keys and all(field is None for field in others)
+    given = (self.q_segments, self.where, self.dense, self.q_index, self.k_index)
+    if any(field is not None for field in given):
+      return False
+    # A token is in its own window; with fewer queries than keys, some keys may be in none.
+    return queries == keys or (queries < keys and self.window is None)
 
 
 # --- Tiles ---------------------------------------------------------------------------------------

@@ -71,12 +71,12 @@ def blockwise(
     )
   queries, keys = {'q': q}, {'k': k, 'v': v}
   # Both hooks act on one token at a time, so outside the tiles. A bias reads what they have read.
+  keeps_raw = encoding.bias is not None and not encoding.by_distance
   if encoding.query is not None:
-    raw = {'raw': q} if encoding.bias else {}
-    queries = {'q': encoding.query(params, q, q_coords, length), **raw}
+    queries = {'q': encoding.query(params, q, q_coords, length)} | ({'raw': q} if keeps_raw else {})
   if encoding.key is not None:
-    raw = {'raw': k} if encoding.bias else {}
-    keys = {'k': encoding.key(params, k, k_coords, length), 'v': v, **raw}
+    keys['k'] = encoding.key(params, k, k_coords, length)
+    keys |= {'raw': k} if keeps_raw else {}
   operands = Operands(
       queries=Side(queries, q_coords),
       keys=Side(keys, k_coords),
