@@ -12,8 +12,8 @@ def load(path: str | pathlib.Path) -> types.ModuleType:
   """Imports a Python file once, whatever it is called by.
 
   The module stands in `sys.modules` under a name that depends on the absolute path alone. So its
-  functions are the same objects however often it is loaded, records made of them are equal, and they
-  pickle into another process that has loaded the file.
+  functions are the same objects however often it is loaded, records made of them are equal, and
+  they pickle into another process that has loaded the file.
 
   Args:
     path: the file.
@@ -22,8 +22,8 @@ def load(path: str | pathlib.Path) -> types.ModuleType:
     The module.
 
   Raises:
-    FileNotFoundError: there is no such file. What the file itself raises passes through, and a later
-      call tries again.
+    FileNotFoundError: there is no such file. What the file itself raises passes through, and a
+      later call tries again.
   """
   file = pathlib.Path(path).expanduser().resolve()
   name = f'pe_jax_file_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}'

@@ -6,17 +6,16 @@ Those with a system's name re-create what was found in public code.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 import pe_jax
 from pe_jax import kernels
 from pe_jax import positions as at
-
 from tests import references
 
 DIMS = pe_jax.Dims(model=64, heads=4, kv_heads=2, head_dim=16)
@@ -182,7 +181,9 @@ def falcon_bf16_penalty():
 
 
 def _overflows(params, q, k, q_pos, k_pos, scale):
-  whole = jax.tree.map(lambda p: (p.astype(jnp.int32) * 3000).astype(jnp.float32) / 3000, (q_pos, k_pos))
+  whole = jax.tree.map(
+      lambda p: (p.astype(jnp.int32) * 3000).astype(jnp.float32) / 3000, (q_pos, k_pos)
+  )
   return penalty(*whole, params['slopes'])
 
 
@@ -340,18 +341,20 @@ def unbiased_steps(q, k, *args, encoding, **kwargs):
   return kernels.dense(q, k, *args, encoding=encoding, **kwargs)
 
 
-MUTANTS['kernel_drops_the_bias_in_decoding'] = Mutant('decode', pe_jax.alibi, {'kernel': unbiased_steps})
+MUTANTS['kernel_drops_the_bias_in_decoding'] = Mutant(
+    'decode', pe_jax.alibi, {'kernel': unbiased_steps}
+)
 
 
-def _nan_rows(q, k, v, q_coords, k_coords, *, mask, **kwargs):
-  """Multiplies queries by 1 where they see something and by sqrt(0) elsewhere."""
-  allowed = mask.evaluate(q.shape[-3], k.shape[-3])
-  seen = jnp.swapaxes(allowed.any(-1), -1, -2)[..., None].astype(q.dtype)
-  length = jnp.sqrt(jnp.sum(q * q, axis=-1, keepdims=True))
-  return kernels.dense(q * length / length, k, v, q_coords, k_coords, mask=mask, **kwargs)
+def _nan_rows(q, *args, **kwargs):
+  """Divides queries by their norm, which is 0 where `attend` has silenced them."""
+  norm = jnp.sqrt(jnp.sum(q * q, axis=-1, keepdims=True))
+  return kernels.dense(q / norm, *args, **kwargs)
 
 
-MUTANTS['kernel_gives_nan_for_empty_rows'] = Mutant('empty_gradients', pe_jax.alibi, {'kernel': _nan_rows})
+MUTANTS['kernel_gives_nan_for_empty_rows'] = Mutant(
+    'empty_gradients', pe_jax.alibi, {'kernel': _nan_rows}
+)
 
 
 def leaky_weights(*args, **kwargs):
@@ -359,7 +362,9 @@ def leaky_weights(*args, **kwargs):
   return out * 0.999, lse
 
 
-MUTANTS['kernel_does_not_normalize'] = Mutant('constant_value', pe_jax.none, {'kernel': leaky_weights})
+MUTANTS['kernel_does_not_normalize'] = Mutant(
+    'constant_value', pe_jax.none, {'kernel': leaky_weights}
+)
 
 
 def _reads_scale(params, q, k, q_pos, k_pos, scale):
@@ -646,9 +651,8 @@ def _two(key, dims):
 
 
 def _second_wins(params, q, k, q_pos, k_pos, scale):
-  bias = penalty(q_pos, k_pos, params['other'])
-  bias = penalty(q_pos, k_pos, params['slopes'])
-  return bias
+  biases = [penalty(q_pos, k_pos, params[name]) for name in ('other', 'slopes')]
+  return biases[-1]
 
 
 @mutant('gradients_reach')

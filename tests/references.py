@@ -13,7 +13,7 @@ import numpy as np
 
 
 def alibi_slopes(heads):
-  """The authors' recursion, as they state it in words: powers of two, else every other one of twice."""
+  """The authors' recursion: powers of two, else those below and every other of twice as many."""
   if math.log2(heads) == int(math.log2(heads)):
     return [2 ** (-8 / heads * (head + 1)) for head in range(heads)]
   fewer = 2 ** int(math.log2(heads))
@@ -132,7 +132,7 @@ def on_heads(reference, chosen):
 
 
 def xpos(scale_base=512.0, gamma=0.4, base=1e4):
-  """RoPE times zeta ** (n / scale_base) for queries, its inverse for keys; n from 6 bases before the end."""
+  """RoPE times zeta ** (n / scale_base), its inverse for keys; n is 0 six bases before the end."""
 
   def hook(sign):
     def run(params, x, positions, length):

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
+import pytest
+
 import pe_jax
 from pe_jax import testing
 from pe_jax._load import load
 from pe_jax.testing import __main__ as command
-import pytest
-
 from tests import mutants
 
 DIMS = mutants.DIMS
@@ -115,7 +115,9 @@ def test_options_that_the_kit_cannot_vary_are_asked_for():
 
 
 def test_an_option_that_matters_beside_another_one_is_no_fault():
-  assert finding(pe_jax.rope, 'options', options={'part': 'trailing', 'width': 8}).status == 'passed'
+  assert (
+      finding(pe_jax.rope, 'options', options={'part': 'trailing', 'width': 8}).status == 'passed'
+  )
   assert finding(pe_jax.rope, 'options', options={'part': 'trailing'}).status == 'failed'
 
 
@@ -141,7 +143,7 @@ def test_a_wrong_call_is_a_value_error(factory, options, hint):
 
 # --- The command ---------------------------------------------------------------------------------
 
-BROKEN = '''
+BROKEN = """
 import pe_jax
 def _bias(params, q, k, q_pos, k_pos, scale):
   return pe_jax.alibi_bias(q_pos, k_pos, pe_jax.alibi_slopes(4)) / scale
@@ -149,7 +151,7 @@ def broken():
   return pe_jax.Encoding(name='broken', bias=_bias)
 def needs(width): return None
 three = lambda: 3
-'''
+"""
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,16 @@ def test_a_wrong_command_is_one_line_and_status_2(call, hint, tmp_path, capsys):
 def test_the_command_prints_the_table_and_fails_with_status_1(tmp_path):
   (tmp_path / 'file.py').write_text(BROKEN)
   run = subprocess.run(
-      [sys.executable, '-m', 'pe_jax.testing', 'file.py:broken', '--law', 'scale', '--law', 'sharded'],
+      [
+          sys.executable,
+          '-m',
+          'pe_jax.testing',
+          'file.py:broken',
+          '--law',
+          'scale',
+          '--law',
+          'sharded',
+      ],
       capture_output=True,
       cwd=tmp_path,
       env={'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(pathlib.Path(pe_jax.__file__).parents[1])},

@@ -5,11 +5,11 @@ import functools
 import inspect
 from typing import NamedTuple
 
+import pytest
+
 import pe_jax
 from pe_jax import scaling
 from pe_jax import testing
-import pytest
-
 from tests import references
 
 DIMS = pe_jax.Dims(model=64, heads=4, kv_heads=2, head_dim=16)
@@ -38,7 +38,9 @@ DYNAMIC_REFERENCE = references.rope(stretch=references.dynamic_ntk(2, 64))
 HALVED = pe_jax.bind(pe_jax.positions.interpolate, factor=2)
 
 CASES = {
-    'alibi': case(pe_jax.alibi, reference=references.ALIBI, options={'slopes': [(0.5, 0.4, 0.3, 0.2)]}),
+    'alibi': case(
+        pe_jax.alibi, reference=references.ALIBI, options={'slopes': [(0.5, 0.4, 0.3, 0.2)]}
+    ),
     'alibi of 6 heads': case(pe_jax.alibi, reference=references.ALIBI, dims=SIX_HEADS),
     'alibi_learned': case(pe_jax.alibi_learned, reference=references.ALIBI_LEARNED),
     'compose': case(pe_jax.compose, pe_jax.rope(), pe_jax.alibi_learned()),
@@ -70,7 +72,10 @@ CASES = {
         pe_jax.sinusoidal, reference=references.sinusoidal(), options={'order': 'concat'}
     ),
     'sinusoidal, odd width': case(
-        pe_jax.sinusoidal, order='concat', reference=references.sinusoidal(order='concat'), dims=SIX_HEADS
+        pe_jax.sinusoidal,
+        order='concat',
+        reference=references.sinusoidal(order='concat'),
+        dims=SIX_HEADS,
     ),
     't5': case(pe_jax.t5, reference=references.T5),
     't5, both sides': case(
@@ -78,18 +83,14 @@ CASES = {
     ),
     'timing_signal': case(pe_jax.timing_signal, reference=references.timing_signal()),
     'with_positions': case(pe_jax.with_positions, pe_jax.rope(), HALVED),
-    'xpos': case(
-        pe_jax.xpos, reference=references.xpos(), options={'layout': 'interleaved'}
-    ),
+    'xpos': case(pe_jax.xpos, reference=references.xpos(), options={'layout': 'interleaved'}),
 }
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_encoding_keeps_every_law(name):
   made = CASES[name]
-  report = testing.check(
-      made.factory, made.dims, made.reference, options=made.options
-  )
+  report = testing.check(made.factory, made.dims, made.reference, options=made.options)
   assert report.ok
 
 
@@ -98,7 +99,9 @@ def _factories():
   exported = {name: getattr(pe_jax, name) for name in pe_jax.__all__}
   functions = {name: fn for name, fn in exported.items() if inspect.isfunction(fn)}
   returns = {name: inspect.signature(fn).return_annotation for name, fn in functions.items()}
-  return {functions[name] for name, kind in returns.items() if kind in (pe_jax.Encoding, 'Encoding')}
+  return {
+      functions[name] for name, kind in returns.items() if kind in (pe_jax.Encoding, 'Encoding')
+  }
 
 
 def test_every_factory_is_in_the_table():

@@ -8,8 +8,8 @@ import pathlib
 import sys
 import traceback
 
-# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend. The programs are
-# tiny, so most of the time goes into optimizing them.
+# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend. The programs
+# are tiny, so most of the time would go into optimizing them.
 os.environ.setdefault(
     'XLA_FLAGS', '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
 )
@@ -24,12 +24,16 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
       prog='python -m pe_jax.testing', description='Holds an encoding to every law of pe_jax.'
   )
-  parser.add_argument('factory', metavar='FILE.py:factory', help='a function without required arguments')
+  parser.add_argument(
+      'factory', metavar='FILE.py:factory', help='a function without required arguments'
+  )
   parser.add_argument('--model', type=int, default=64, help='width of the hidden state')
   parser.add_argument('--heads', type=int, default=4, help='query heads')
   parser.add_argument('--kv-heads', type=int, default=2, help='key and value heads')
   parser.add_argument('--head-dim', type=int, default=16, help='width of a head')
-  parser.add_argument('--law', action='append', metavar='NAME', help='only this law; may be repeated')
+  parser.add_argument(
+      '--law', action='append', metavar='NAME', help='only this law; may be repeated'
+  )
   given = parser.parse_args(argv)
   try:
     dims = Dims(given.model, given.heads, given.kv_heads, given.head_dim)

@@ -121,8 +121,8 @@ def check(
     dims: sizes of the model. With fewer kv_heads than heads, grouped heads are checked.
     reference: float64 numpy functions of the arguments of the hooks, by name of the hook; `place`
       returns coordinates only.
-    options: other values to try for options of the factory, by name: one, or a list of them. Without
-      them numbers are scaled and booleans flipped.
+    options: other values to try for options of the factory, by name: one, or a list of them.
+      Without them numbers are scaled and booleans flipped.
     kernel: what `pe_jax.attend` computes with.
     axes: how many arrays the positions are, for encodings that take a tuple of them.
     laws: names of the laws to hold it to; all of them unless given.
@@ -132,8 +132,8 @@ def check(
 
   Raises:
     ConformanceError: a law is broken. The message says which, what was seen, and for which input.
-    ValueError: the factory makes no encoding, or one with too short a table to check; or there is no
-      such law.
+    ValueError: the factory makes no encoding, or one with too short a table to check; or there is
+      no such law, option or hook.
 
   >>> import pe_jax
   >>> dims = pe_jax.Dims(model=16, heads=2)
@@ -168,8 +168,8 @@ def _check_subject(subject: Subject):
     )
   if subject.limit < _LEAST_LENGTH:
     raise ValueError(
-        f'{subject.encoding!r} holds {subject.limit} positions: the laws need {_LEAST_LENGTH}, so pass '
-        'functools.partial(factory, ...) with a longer table.'
+        f'{subject.encoding!r} holds {subject.limit} positions: the laws need {_LEAST_LENGTH}, so '
+        'pass functools.partial(factory, ...) with a longer table.'
     )
   for hook in subject.reference:
     if hook not in _HOOKS:

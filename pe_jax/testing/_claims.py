@@ -4,14 +4,14 @@
 import jax
 import numpy as np
 
-from pe_jax.masks import Mask
 from pe_jax.attention import attend
+from pe_jax.masks import Mask
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import ROUNDING
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._run import run_hooks
 from pe_jax.testing._subject import BATCH
-from pe_jax.testing._subject import run_hooks
 from pe_jax.testing._subject import Subject
 
 
@@ -30,8 +30,15 @@ def law_relative(subject: Subject):
       moved = subject.layer(
           index=subject.everyone, length=length, positions=subject.positions + shift
       )
-      compare('attend', moved, base, f'with all positions shifted by {shift}',
-              tolerance=ROUNDING + shift * 1e-6, positions=subject.positions, shift=shift)
+      compare(
+          'attend',
+          moved,
+          base,
+          f'with all positions shifted by {shift}',
+          tolerance=ROUNDING + shift * 1e-6,
+          positions=subject.positions,
+          shift=shift,
+      )
 
 
 def law_absolute(subject: Subject):
@@ -40,9 +47,13 @@ def law_absolute(subject: Subject):
   out = subject.layer(x=same, index=subject.everyone)
   seen = _largest(out, out[:, :1])
   if subject.encoding.absolute and subject.size > 1 and seen < 1e-3:
-    raise Violation('it claims to be absolute, but a repeated token gets the same output everywhere')
+    raise Violation(
+        'it claims to be absolute, but a repeated token gets the same output everywhere'
+    )
   if not subject.encoding.absolute and subject.encoding.value is None and seen > 1e-3:
-    raise Violation(f'it does not claim to be absolute, but a repeated token is told apart by {seen:.3g}')
+    raise Violation(
+        f'it does not claim to be absolute, but a repeated token is told apart by {seen:.3g}'
+    )
 
 
 def law_causal_only(subject: Subject):
@@ -53,8 +64,18 @@ def law_causal_only(subject: Subject):
   tokens = subject.tokens()
   v = np.zeros_like(tokens.k)
   run = lambda mask: jax.eval_shape(
-      lambda: attend(tokens.q, tokens.k, v, tokens.q_coords, tokens.k_coords, encoding=encoding,
-                     params=subject.params, mask=mask, length=tokens.length))
+      lambda: attend(
+          tokens.q,
+          tokens.k,
+          v,
+          tokens.q_coords,
+          tokens.k_coords,
+          encoding=encoding,
+          params=subject.params,
+          mask=mask,
+          length=tokens.length,
+      )
+  )
   run(Mask(causal=True))
   try:
     run(Mask())
@@ -74,10 +95,14 @@ def law_length(subject: Subject):
   seen = 0.0
   for more in (1, 300, 20_000):
     other = subject.hooks(tokens._replace(length=tokens.length + np.int32(more)))
-    seen = max(seen, *(_largest(other[hook], near[hook]) for hook in ('query', 'key') if hook in near))
+    seen = max(
+        seen, *(_largest(other[hook], near[hook]) for hook in ('query', 'key') if hook in near)
+    )
   if (seen > 0) != subject.encoding.length_dependent:
     claim = subject.encoding.length_dependent
-    raise Violation(f'length_dependent={claim}, but other lengths change query or key by {seen:.3g}')
+    raise Violation(
+        f'length_dependent={claim}, but other lengths change query or key by {seen:.3g}'
+    )
 
 
 def law_reads_content(subject: Subject):
@@ -109,8 +134,13 @@ def law_by_distance(subject: Subject):
         q_coords=jax.tree.map(at, tokens.q_coords), k_coords=jax.tree.map(at, tokens.k_coords)
     )
     got = subject.hooks(moved)['bias'][:, :, t]
-    compare('bias', got[:, :, None], base[:, :, t][:, :, None],
-            f'of query {t} moved to position 0 with its keys', positions=tokens.positions)
+    compare(
+        'bias',
+        got[:, :, None],
+        base[:, :, t][:, :, None],
+        f'of query {t} moved to position 0 with its keys',
+        positions=tokens.positions,
+    )
 
 
 def law_permutation(subject: Subject):
@@ -120,8 +150,14 @@ def law_permutation(subject: Subject):
   got = subject.layer(x=subject.x[:, order], positions=subject.positions[:, order], index=index)
   want = subject.layer(index=subject.everyone)[:, order]
   if not subject.encoding.order_dependent:
-    compare('attend', got, want, 'of permuted tokens, against permuted outputs',
-            positions=subject.positions, permutation=order.tolist())
+    compare(
+        'attend',
+        got,
+        want,
+        'of permuted tokens, against permuted outputs',
+        positions=subject.positions,
+        permutation=order.tolist(),
+    )
   elif subject.size > 2 and _largest(got, want) < 1e-4:
     raise Violation('order_dependent=True, but permuted tokens give permuted outputs')
 
@@ -139,8 +175,11 @@ def law_max_length(subject: Subject):
     positions = last.copy()
     positions[:, -1] = outside
     tokens = subject.tokens(positions)
-    found = {hook: subject.hooks(tokens)[hook] for hook in ('embed', 'query', 'key', 'bias')
-             if getattr(subject.encoding, hook) is not None}
+    found = {
+        hook: subject.hooks(tokens)[hook]
+        for hook in ('embed', 'query', 'key', 'bias')
+        if getattr(subject.encoding, hook) is not None
+    }
     if not any(np.isnan(array.astype(np.float64)).any() for array in found.values()):
       raise Violation(f'position {outside} gives numbers under jit, not NaN', positions=[outside])
     if 'embed' in found and np.isnan(found['embed'][:, :-1]).any():

@@ -90,7 +90,8 @@ def compare(
     positions = np.broadcast_to(positions, got.shape[:1] + np.shape(positions)[-1:])
     given['positions'] = np.asarray(positions)[at[0]].tolist()
   raise Violation(
-      f'{hook} is {got[at] + 0:.6g}, not {want[at] + 0:.6g}, at {place_of(hook, at)}: {why}', **given
+      f'{hook} is {got[at] + 0:.6g}, not {want[at] + 0:.6g}, at {place_of(hook, at)}: {why}',
+      **given,
   )
 
 

@@ -14,9 +14,10 @@ from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._run import project
+from pe_jax.testing._run import Row
+from pe_jax.testing._run import run_place
 from pe_jax.testing._subject import BATCH
-from pe_jax.testing._subject import project
-from pe_jax.testing._subject import run_place
 from pe_jax.testing._subject import Subject
 
 
@@ -27,8 +28,14 @@ def law_decode(subject: Subject):
   want = subject.layer()
   for chunks in ([half, *rest], [1] * subject.size):
     got = _decode(subject, chunks)
-    compare('attend', got, want, 'with cached keys, against all tokens at once',
-            positions=subject.positions, chunks=chunks)
+    compare(
+        'attend',
+        got,
+        want,
+        'with cached keys, against all tokens at once',
+        positions=subject.positions,
+        chunks=chunks,
+    )
 
 
 def caches_rotated(encoding) -> bool:
@@ -52,15 +59,27 @@ def _decode(subject: Subject, chunks: list[int]) -> np.ndarray:
   outputs, start = [], 0
   for size in chunks:
     own = slice(start, start + size)
-    x, positions = row.x[:, own], jax.tree.map(lambda p: p[:, own], row.positions)
+    x, positions = _cut(row, own)
     with refusals(subject.kernel):
       out, cache = _step(
-          subject.params, subject.weights, cache, x, positions, start, row.length,
-          encoding=subject.encoding, kernel=subject.kernel,
+          subject.params,
+          subject.weights,
+          cache,
+          x,
+          positions,
+          start,
+          row.length,
+          encoding=subject.encoding,
+          kernel=subject.kernel,
       )
     outputs.append(np.asarray(out))
     start += size
   return np.concatenate(outputs, axis=1)
+
+
+def _cut(row: Row, own: slice):
+  """The hidden states and positions of some of the tokens."""
+  return row.x[:, own], jax.tree.map(lambda p: p[:, own], row.positions)
 
 
 @functools.partial(jax.jit, static_argnames=('encoding', 'kernel'))
@@ -75,13 +94,12 @@ def _step(params, weights, cache, x, positions, start, length, *, encoding, kern
   rotated = caches_rotated(encoding)
   if rotated:
     k = encoding.key(params, k, coords, length)
-  write = lambda axis: lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
+  write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)
+  at_end = lambda old, new: write(old, new, axis=old.ndim - 1)
   cache = {
-      'k': write(1)(cache['k'], k),
-      'v': write(1)(cache['v'], v),
-      'coords': jax.tree.map(
-          lambda old, new: write(old.ndim - 1)(old, new), cache['coords'], coords
-      ),
+      'k': write(cache['k'], k, axis=1),
+      'v': write(cache['v'], v, axis=1),
+      'coords': jax.tree.map(at_end, cache['coords'], coords),
       'carry': carry,
   }
   k_index = jnp.arange(slots)
@@ -120,9 +138,7 @@ def law_place_prefix(subject: Subject):
     carry, parts = subject.carry(), []
     for start in range(0, subject.size, chunk):
       own = slice(start, start + chunk)
-      coords, carry = subject.place(
-          row.x[:, own], jax.tree.map(lambda p: p[:, own], row.positions), carry=carry
-      )
+      coords, carry = subject.place(*_cut(row, own), carry=carry)
       parts.append(coords)
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
     _compare_coords(joined, whole, f'in chunks of {chunk}, against all at once')
@@ -147,13 +163,15 @@ def law_place_segments(subject: Subject):
   if not half:
     return
   row = subject.row()
-  cut = lambda own: (row.x[:, own], jax.tree.map(lambda p: p[:, own], row.positions))
+  cut = functools.partial(_cut, row)
   both, ends = slice(0, 2 * half), slice(half, 2 * half)
   two = np.repeat(np.array([[1, 2]], np.int32), half, axis=1).repeat(BATCH, axis=0)
   first, second = (subject.place(*cut(slice(start, start + half)))[0] for start in (0, half))
   got, _ = subject.place(*cut(both), two)
   at_end = lambda coords: jax.tree.map(lambda leaf: leaf[..., half:], coords)
-  _compare_coords(at_end(got), second, 'of a second segment, against it alone', segments=two[0].tolist())
+  _compare_coords(
+      at_end(got), second, 'of a second segment, against it alone', segments=two[0].tolist()
+  )
   _, carry = subject.place(*cut(slice(0, half)), two[:, :half])
   got, _ = subject.place(*cut(ends), two[:, half:], carry)
   _compare_coords(got, second, 'of a second segment after a carry, against it alone')
@@ -163,7 +181,9 @@ def law_place_segments(subject: Subject):
   x = np.where(spaced[..., None] == 0, np.nan, stretch(row.x))
   got, _ = subject.place(x, jax.tree.map(stretch, row.positions), spaced)
   kept = jax.tree.map(lambda leaf: leaf[..., 1::2], got)
-  _compare_coords(kept, first, 'between padding, against the tokens alone', segments=spaced[0].tolist())
+  _compare_coords(
+      kept, first, 'between padding, against the tokens alone', segments=spaced[0].tolist()
+  )
 
 
 def _needs_place(subject: Subject):

@@ -13,8 +13,8 @@ from pe_jax.masks import Mask
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
 from pe_jax.testing._compare import Violation
-from pe_jax.testing._subject import run_hooks
-from pe_jax.testing._subject import run_place
+from pe_jax.testing._run import run_hooks
+from pe_jax.testing._run import run_place
 from pe_jax.testing._subject import Subject
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of single hooks: positions are data, and every part of a result is the result of the part."""
+"""Laws of single hooks: positions are data, and a part of a result is the result of the part."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from pe_jax.testing._compare import compare_hooks
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import place_of
 from pe_jax.testing._compare import Violation
-from pe_jax.testing._subject import place
-from pe_jax.testing._subject import run_hooks
+from pe_jax.testing._run import place
+from pe_jax.testing._run import run_hooks
+from pe_jax.testing._run import Tokens
 from pe_jax.testing._subject import Subject
-from pe_jax.testing._subject import Tokens
 
 # Which tokens a tile takes: in no order, one of them twice.
 _QUERIES = np.array([5, 2, 7, 2, 0])
@@ -101,28 +101,26 @@ def law_value_linear(subject: Subject):
   other = subject.tokens(seed=6).weights
   run = lambda weights: subject.hooks(tokens._replace(weights=weights))['value']
   want = 2 * run(tokens.weights) - 3 * run(other)
-  compare('value', run(2 * tokens.weights - 3 * other), want, 'of 2 a - 3 b, against 2 f(a) - 3 f(b)')
+  compare(
+      'value', run(2 * tokens.weights - 3 * other), want, 'of 2 a - 3 b, against 2 f(a) - 3 f(b)'
+  )
 
 
 def law_per_row(subject: Subject):
   """Every row of a batch may have its own positions, or all share theirs"""
   _hooks_of(subject, 'embed', 'query', 'key', 'bias', 'value', 'logits')
   tokens = subject.tokens()
-  whole = subject.hooks(tokens)
+  want = {name: array[1:2] for name, array in subject.hooks(tokens).items()}
   alone = jax.tree.map(lambda leaf: leaf[1] if leaf.ndim else leaf, tokens)
-  one = subject.hooks(alone)
-  want = {name: array[1] for name, array in whole.items()}
-  for name in one:
-    compare(name, one[name][None], want[name][None], 'a row without batch axis, against it in a batch',
-            positions=alone.positions)
-  if subject.encoding.place is None:  # coordinates of two rows differ, positions may be shared
-    shared = tokens._replace(
-        positions=alone.positions, q_coords=alone.q_coords, k_coords=alone.k_coords
-    )
-    got = {name: array[1] for name, array in subject.hooks(shared).items()}
-    for name in got:
-      compare(name, got[name][None], want[name][None], 'positions [T] that rows share, against [B, T]',
-              positions=alone.positions)
+  got = {name: array[None] for name, array in subject.hooks(alone).items()}
+  compare_hooks(got, want, 'of a row alone, against it in a batch', positions=alone.positions)
+  if subject.encoding.place is not None:
+    return  # coordinates of two rows differ; positions may be shared
+  row = lambda coords: jax.tree.map(lambda leaf: leaf[1:2], coords)
+  positions = row(tokens.positions)
+  shared = tokens._replace(positions=positions, q_coords=positions, k_coords=positions)
+  got = {name: array[1:2] for name, array in subject.hooks(shared).items()}
+  compare_hooks(got, want, 'at positions that rows share, [1, T]', positions=positions)
 
 
 def law_float_positions(subject: Subject):
@@ -133,8 +131,12 @@ def law_float_positions(subject: Subject):
   tokens = subject.tokens()
   whole = jax.tree.map(np.float32, tokens.positions)
   as_float = tokens._replace(positions=whole, q_coords=whole, k_coords=whole)
-  compare_hooks(subject.hooks(as_float), subject.hooks(tokens), 'at float32 and at int32 positions',
-                positions=tokens.positions)
+  compare_hooks(
+      subject.hooks(as_float),
+      subject.hooks(tokens),
+      'at float32 and at int32 positions',
+      positions=tokens.positions,
+  )
   between = jax.tree.map(lambda p: np.maximum(p - np.float32(0.25), 0), whole)
   split = as_float._replace(positions=between, q_coords=between, k_coords=between)
   for name, array in subject.hooks(split).items():
@@ -171,11 +173,22 @@ def law_heads(subject: Subject):
       weights=tokens.weights[:, heads],
   )
   got, whole = subject.hooks(part, params), subject.hooks(tokens)
-  axis = {'query': (2, heads), 'key': (2, kv), 'bias': (1, heads), 'logits': (1, heads), 'value': (2, heads)}
+  axis = {
+      'query': (2, heads),
+      'key': (2, kv),
+      'bias': (1, heads),
+      'logits': (1, heads),
+      'value': (2, heads),
+  }
   for name in names:
     where, index = axis[name]
     want = whole[name][(slice(None),) * where + (index,)]
-    compare(name, got[name], want, f'of heads {heads.start} to {heads.stop - 1} alone, against theirs of all')
+    compare(
+        name,
+        got[name],
+        want,
+        f'of heads {heads.start} to {heads.stop - 1} alone, against theirs of all',
+    )
 
 
 def _check_per_head(subject: Subject):
@@ -227,8 +240,14 @@ def law_shapes(subject: Subject):
   float32 = {'bias', 'logits', 'value'}
   for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
     tokens = subject.tokens(dtype=dtype)
-    like = {'embed': tokens.x, 'query': tokens.q, 'key': tokens.k, 'bias': tokens.logits,
-            'logits': tokens.logits, 'value': tokens.q}
+    like = {
+        'embed': tokens.x,
+        'query': tokens.q,
+        'key': tokens.k,
+        'bias': tokens.logits,
+        'logits': tokens.logits,
+        'value': tokens.q,
+    }
     for cast in (jnp.float32, dtype):
       params = jax.tree.map(lambda leaf, cast=cast: np.asarray(leaf).astype(cast), subject.trained)
       params = assemble(subject.encoding, params, subject.dims)
@@ -239,6 +258,7 @@ def law_shapes(subject: Subject):
           raise Violation(f'{name} has shape {out.shape}, not {like[name].shape}')
         if out.dtype != want:
           raise Violation(
-              f'{name} returns {out.dtype}, not {want}', dtype=jnp.dtype(dtype).name,
+              f'{name} returns {out.dtype}, not {want}',
+              dtype=jnp.dtype(dtype).name,
               params=jnp.dtype(cast).name,
           )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws of a whole layer: who sees whom, packed, padded, grouped and empty rows."""
 
-import jax
 import numpy as np
 
 from pe_jax.base import Dims
@@ -10,8 +9,8 @@ from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._run import layer
 from pe_jax.testing._subject import BATCH
-from pe_jax.testing._subject import layer
 from pe_jax.testing._subject import Subject
 
 
@@ -34,8 +33,13 @@ def law_mask_order(subject: Subject):
   back = subject.positions[:, ::-1]
   base, half = subject.layer(positions=back), subject.size // 2
   got = subject.layer(x=_replaced(subject, slice(half, None)), positions=back)
-  compare('attend', got[:, :half], base[:, :half], f'after changing tokens from {half} on',
-          positions=back)
+  compare(
+      'attend',
+      got[:, :half],
+      base[:, :half],
+      f'after changing tokens from {half} on',
+      positions=back,
+  )
   moved = subject.layer(x=_replaced(subject, slice(0, 1)), positions=back)
   change = np.abs(moved - base).max(axis=(0, 2, 3))
   deaf = np.flatnonzero(change[: half + 1] == 0)
@@ -57,8 +61,14 @@ def law_packing(subject: Subject):
   for start, which in ((0, 'first'), (half, 'second')):
     own = slice(start, start + half)
     alone = subject.layer(x=subject.x[:, own], positions=positions[:, own])
-    compare('attend', packed[:, own], alone, f'of the {which} of two packed documents, against it alone',
-            positions=positions, segments=segments[0].tolist())
+    compare(
+        'attend',
+        packed[:, own],
+        alone,
+        f'of the {which} of two packed documents, against it alone',
+        positions=positions,
+        segments=segments[0].tolist(),
+    )
 
 
 def law_padding(subject: Subject):
@@ -76,8 +86,14 @@ def law_padding(subject: Subject):
     padded = subject.layer(x=x, positions=positions, segments=real)
     if padded[:, :half].any():
       raise Violation('attend is not 0 at padding', segments=real[0].tolist())
-    compare('attend', padded[:, own], alone, 'of a left-padded text, against it alone',
-            positions=positions, segments=real[0].tolist())
+    compare(
+        'attend',
+        padded[:, own],
+        alone,
+        'of a left-padded text, against it alone',
+        positions=positions,
+        segments=real[0].tolist(),
+    )
 
 
 def law_hidden(subject: Subject):
@@ -127,8 +143,17 @@ def law_grouped(subject: Subject):
   full = Dims(d.model, d.heads, d.heads, d.head_dim)
   with refusals(subject.kernel):
     got = layer(
-        subject.params, repeated, subject.row(), encoding=subject.encoding, dims=full,
+        subject.params,
+        repeated,
+        subject.row(),
+        encoding=subject.encoding,
+        dims=full,
         kernel=subject.kernel,
     )
-  compare('attend', subject.layer(), np.asarray(got), f'of {d.kv_heads} key heads, against {d.heads}',
-          positions=subject.positions)
+  compare(
+      'attend',
+      subject.layer(),
+      np.asarray(got),
+      f'of {d.kv_heads} key heads, against {d.heads}',
+      positions=subject.positions,
+  )

@@ -10,8 +10,8 @@ from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import PHASE
 from pe_jax.testing._compare import ROUNDING
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._run import Tokens
 from pe_jax.testing._subject import Subject
-from pe_jax.testing._subject import Tokens
 
 FAR = 2**20
 _MANY = 4096  # neighbours in bfloat16 are 16 apart there
@@ -20,7 +20,9 @@ _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 def _wide(tokens: Tokens) -> Tokens:
   """The same numbers in float32."""
-  return tokens._replace(**{name: getattr(tokens, name).astype(jnp.float32) for name in ('x', 'q', 'k')})
+  return tokens._replace(
+      **{name: getattr(tokens, name).astype(jnp.float32) for name in ('x', 'q', 'k')}
+  )
 
 
 def _tolerance(dtype, position: float) -> float:
@@ -214,8 +216,13 @@ def law_far(subject: Subject):
   if not subject.encoding.relative or subject.encoding.length_dependent:
     return  # what a shift changes is not known
   if 'bias' in got:
-    compare('bias', got['bias'], want['bias'], f'shifted by {FAR}, against near positions',
-            positions=far.positions)
+    compare(
+        'bias',
+        got['bias'],
+        want['bias'],
+        f'shifted by {FAR}, against near positions',
+        positions=far.positions,
+    )
   compare(
       'attend',
       subject.layer(positions=subject.positions + FAR),

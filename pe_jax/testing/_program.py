@@ -5,18 +5,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
+import numpy as np
 
 from pe_jax.base import Dims
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
 from pe_jax.testing._compare import Violation
+from pe_jax.testing._run import layer
+from pe_jax.testing._run import run_hooks
+from pe_jax.testing._run import run_layer
 from pe_jax.testing._subject import BATCH
-from pe_jax.testing._subject import layer
-from pe_jax.testing._subject import run_hooks
-from pe_jax.testing._subject import run_layer
 from pe_jax.testing._subject import Subject
 
 _LONG = 2048
@@ -45,8 +45,8 @@ def law_no_constants(subject: Subject):
   text = jax.jit(run).lower(subject.params, tokens).as_text()
   if len(text) > _CHARACTERS:
     raise Violation(
-        f'the program for {size} tokens has {len(text)} characters, most of them constants: compute '
-        'them from positions, or return them from `constants`',
+        f'the program for {size} tokens has {len(text)} characters, most of them constants: '
+        'compute them from positions, or return them from `constants`',
         tokens=size,
     )
 
@@ -82,8 +82,13 @@ def law_sharded(subject: Subject):
     want = layer(
         subject.params, subject.weights, row, encoding=encoding, dims=d, kernel=subject.kernel
     )
-  compare('attend', np.asarray(got), np.asarray(want), f'over a mesh of {rows} x {heads}, against whole',
-          positions=row.positions)
+  compare(
+      'attend',
+      np.asarray(got),
+      np.asarray(want),
+      f'over a mesh of {rows} x {heads}, against whole',
+      positions=row.positions,
+  )
 
 
 def _head_specs(subject: Subject):

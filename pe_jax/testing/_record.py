@@ -15,9 +15,9 @@ from pe_jax.base import Dims
 from pe_jax.base import Encoding
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import Violation
-from pe_jax.testing._subject import run_hooks
+from pe_jax.testing._run import run_hooks
+from pe_jax.testing._run import Tokens
 from pe_jax.testing._subject import Subject
-from pe_jax.testing._subject import Tokens
 
 
 def _eager(subject: Subject, tokens: Tokens) -> dict:
@@ -116,8 +116,8 @@ def law_constants(subject: Subject):
   for path, leaf in jax.tree_util.tree_flatten_with_path(trained)[0]:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
       raise Violation(
-          f'init returns {jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which cannot be trained: '
-          'return it from constants'
+          f'init returns {jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which cannot be '
+          'trained: return it from constants'
       )
   wide = Dims(dims.model * 2, dims.heads, dims.kv_heads, dims.head_dim)
   same = jax.tree.map(lambda a, b: np.array_equal(a, b), constants, encoding.constants(wide))
@@ -159,7 +159,8 @@ def law_options(subject: Subject):
     for value in values:
       if not _changes(subject, name, value, alternatives):
         raise Violation(
-            f'{name}={value!r} changes nothing: not the arrays, nor what a hook returns', **{name: value}
+            f'{name}={value!r} changes nothing: not the arrays, nor what a hook returns',
+            **{name: value},
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the laws look at: one encoding, arrays that hide nothing, and ways to run it."""
+"""What the laws look at: one encoding, and arrays that hide nothing."""
 
 from __future__ import annotations
 
@@ -7,146 +7,25 @@ from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.attention import attend
 from pe_jax.base import Arrays
 from pe_jax.base import assemble
 from pe_jax.base import Dims
 from pe_jax.base import Encoding
 from pe_jax.base import initial_carry
-from pe_jax.kernels._dense import repeat_heads
-from pe_jax.masks import Mask
+from pe_jax.testing import _run
 from pe_jax.testing._compare import refusals
-from pe_jax.testing._compare import Violation
-
-Array = jax.Array
+from pe_jax.testing._run import Row
+from pe_jax.testing._run import Tokens
 
 BATCH = 4
 # Distances of all sizes in eight tokens, for row 1; larger ones, not all even, in row 2.
 _SPREAD = np.array([2, 3, 5, 9, 14, 22, 35, 57])
 _FAR_SPREAD = 8 * _SPREAD + np.array([0, 1, 3, 2, 5, 1, 7, 4])
-
-
-class Tokens(NamedTuple):
-  """All that hooks read, T queries over S keys."""
-
-  x: Array  # [B, S, D]
-  positions: Any  # [B, S]
-  q: Array  # [B, T, N, H]
-  k: Array  # [B, S, K, H]
-  q_coords: Any  # [B, T]
-  k_coords: Any  # [B, S]
-  logits: Array  # [B, N, T, S]
-  weights: Array  # [B, N, T, S]
-  mask: Array  # [B, 1, T, S]
-  length: Array  # [B]
-  scale: Array  # []
-
-
-# --- Running an encoding -------------------------------------------------------------------------
-
-
-def run_hooks(params: Arrays, tokens: Tokens, *, encoding: Encoding) -> dict[str, Array]:
-  """Calls every hook that the encoding has, except `place`."""
-  t = tokens
-  k = repeat_heads(t.k, t.q.shape[-2])
-  arguments = {
-      'embed': (t.x, t.positions),
-      'query': (t.q, t.q_coords, t.length),
-      'key': (t.k, t.k_coords, t.length),
-      'bias': (t.q, k, t.q_coords, t.k_coords, t.scale),
-      'logits': (t.logits, t.q, k, t.q_coords, t.k_coords, t.mask),
-      'value': (t.weights, t.q_coords, t.k_coords),
-  }
-  out = {
-      name: getattr(encoding, name)(params, *args)
-      for name, args in arguments.items()
-      if getattr(encoding, name) is not None
-  }
-  if 'bias' in out:
-    out['bias'] = _with_batch(out['bias'], jnp.shape(t.logits))
-  return out
-
-
-def _with_batch(bias: Array, shape: tuple[int, ...]) -> Array:
-  """Repeats a bias over the rows, where they share the positions."""
-  if bias.shape[-3:] != shape[-3:]:
-    raise Violation(f'bias has shape {bias.shape}, not {shape}')
-  return jnp.broadcast_to(bias, shape)
-
-
-hooks = jax.jit(run_hooks, static_argnames='encoding')
-
-
-def run_place(params, x, positions, segments, carry, *, encoding: Encoding):
-  """Calls `place`, or passes the positions on where there is none."""
-  if encoding.place is None:
-    return positions, carry
-  return encoding.place(params, x, positions, segments, carry)
-
-
-place = jax.jit(run_place, static_argnames='encoding')
-
-
-def project(x: Array, weights: Arrays) -> tuple[Array, Array, Array]:
-  """Computes q, k, v from the hidden state."""
-  q = jnp.einsum('...td,dnh->...tnh', x, weights['q'])
-  k = jnp.einsum('...td,dnh->...tnh', x, weights['k'])
-  v = jnp.einsum('...td,dnh->...tnh', x, weights['v'])
-  bias = weights['v_bias'].reshape((1,) * (v.ndim - 2) + weights['v_bias'].shape)
-  return q, k, v + bias
-
-
-class Row(NamedTuple):
-  """What one attention layer reads, T tokens over themselves."""
-
-  x: Array  # [B, T, D]
-  positions: Any  # [B, T]
-  segments: Array  # [B, T]
-  index: tuple[Array, Array]  # order of queries and of keys, [B, T] each; later keys are hidden
-  dense: Array  # who may see whom besides, [B, 1, T, T]
-  length: Array  # [B]
-
-
-def run_layer(params, weights, row: Row, *, encoding, dims: Dims, kernel=None) -> Array:
-  """Embeds, projects, places and attends: an encoding as a model uses it, [B, T, N, H]."""
-  x = row.x
-  if encoding.embed is not None:
-    x = encoding.embed(params, x, row.positions)
-  q, k, v = project(x, weights)
-  carry = initial_carry(encoding, dims, x.shape[:-2])
-  coords, _ = run_place(params, x, row.positions, row.segments, carry, encoding=encoding)
-  mask = Mask(
-      causal=True,
-      q_segments=row.segments,
-      k_segments=row.segments,
-      q_index=row.index[0],
-      k_index=row.index[1],
-      dense=row.dense,
-  )
-  return attend(
-      q,
-      k,
-      v,
-      coords,
-      coords,
-      encoding=encoding,
-      params=params,
-      mask=mask,
-      length=row.length,
-      kernel=kernel,
-  )
-
-
-layer = jax.jit(run_layer, static_argnames=('encoding', 'dims', 'kernel'))
-
-
-# --- The subject ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,7 +123,7 @@ class Subject:
     batch, size = x.shape[:2]
     segments = np.ones((batch, size), np.int32) if segments is None else segments
     carry = self.carry(batch) if carry is None else carry
-    return place(self.params, x, positions, segments, carry, encoding=self.encoding)
+    return _run.place(self.params, x, positions, segments, carry, encoding=self.encoding)
 
   def tokens(self, positions: np.ndarray | None = None, dtype=np.float32, seed=4) -> Tokens:
     """Random arguments for every hook, at the given positions [B, T]."""
@@ -277,7 +156,7 @@ class Subject:
   def hooks(self, tokens: Tokens, params: Arrays | None = None) -> dict[str, np.ndarray]:
     """What every hook returns, compiled."""
     params = self.params if params is None else params
-    return jax.tree.map(np.asarray, hooks(params, tokens, encoding=self.encoding))
+    return jax.tree.map(np.asarray, _run.hooks(params, tokens, encoding=self.encoding))
 
   def row(self, **given) -> Row:
     """A causal layer's arguments, but for those that are given; positions are plain [B, T]."""
@@ -299,7 +178,7 @@ class Subject:
     """What a layer returns, compiled; see `row`."""
     weights = self.weights if weights is None else weights
     with refusals(self.kernel):
-      out = layer(
+      out = _run.layer(
           self.params,
           weights,
           self.row(**given),

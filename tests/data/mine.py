@@ -2,6 +2,7 @@
 """Encodings of one's own: a bias of -m log(1 + distance), m trained or read from the token."""
 
 import jax.numpy as jnp
+
 import pe_jax
 
 
@@ -17,7 +18,6 @@ def _trained(params, q, k, q_pos, k_pos, scale):
   return -pe_jax.positions.expand(jnp.logaddexp(0, params['m']), q.ndim) * _steps(q_pos, k_pos)
 
 
-@pe_jax.factory
 def log_bias():
   return pe_jax.Encoding(name='log', init=_slopes, bias=_trained, per_head=('m',), relative=True)
 
@@ -35,6 +35,5 @@ def _read(params, q, k, q_coords, k_coords, scale):
   return -q_coords[0][..., :, None] * _steps(q_coords[1], k_coords[1])
 
 
-@pe_jax.factory
 def gated():
   return pe_jax.Encoding(name='gated', init=_gate, place=_place, bias=_read, per_head=('w',))
