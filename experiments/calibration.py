@@ -66,7 +66,7 @@ def layers(config: Mapping[str, Any], *, length: int | None, trained: float | No
       if rotation is not None
   ]
   for layer in found:
-    layer.rotation.at(layer.length)  # refuses numbers that do not fit together
+    layer.rotation.at(layer.text)  # refuses numbers that do not fit together
   return found
 
 
@@ -120,7 +120,7 @@ def short(rule: pe_jax.scaling.Rule) -> str:
 def _shown(value: Any) -> str:
   if isinstance(value, tuple):
     return f'[{len(value)} numbers]'
-  return f'{value:g}' if isinstance(value, float) and value < 1e6 else f'{value}'
+  return f'{value:.10g}' if isinstance(value, float) else f'{value}'
 
 
 # --- Other rules ---------------------------------------------------------------------------------

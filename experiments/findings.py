@@ -99,7 +99,7 @@ def _tables(config: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
 
 def _reach(layer: Layer, name: str, options) -> Iterator[Finding]:
   rotation, length = layer.rotation, layer.length
-  inv_freq, _ = rotation.at(length)
+  inv_freq, _ = rotation.at(layer.text)
   stretch = wavelengths.stretch(inv_freq, length, rotation.unscaled(), layer.trained)
   past = int((stretch > TOLERANCE).sum())
   factor, needed = options.get('factor'), length / layer.trained
@@ -115,7 +115,7 @@ def _reach(layer: Layer, name: str, options) -> Iterator[Finding]:
     yield _warn(
         'rope_type',
         f'no factor reaches {_n(length)} tokens: {met}. Scale by {needed:g}, for instance'
-        f' yarn(factor={needed:g}, original_length={layer.trained:g}), or train at this length.',
+        f' yarn(factor={needed:g}, original_length={layer.trained:.10g}), or train at this length.',
     )
   elif factor * TOLERANCE < needed:
     yield _warn(
@@ -170,8 +170,8 @@ def _truncate(config, layer: Layer, name: str, options) -> Iterator[Finding]:
     return
   rounded = getattr(pe_jax.scaling, name)(**options | {'truncate': True})
   rotation, trained_so = layer.rotation, config.get('model_type') == 'gpt_oss'
-  usual, _ = rounded(rotation.width, rotation.base, layer.length)
-  moved = np.max(np.abs(rotation.at(layer.length)[0] / usual - 1))
+  usual, _ = rounded(rotation.width, rotation.base, layer.text)
+  moved = np.max(np.abs(rotation.at(layer.text)[0] / usual - 1))
   text = (
       f'off: frequencies differ by up to {moved:.1%} from those of a ramp whose ends are whole'
       ' channels, the rule as published. '
@@ -186,7 +186,7 @@ def _truncate(config, layer: Layer, name: str, options) -> Iterator[Finding]:
 def _attention_factor(layer: Layer, name: str, options) -> Iterator[Finding]:
   if name not in ('yarn', 'longrope') or 'factor' not in options:
     return
-  used, usual = layer.rotation.at(layer.length)[1], _usual_attention_factor(name, options)
+  used, usual = layer.rotation.at(layer.text)[1], _usual_attention_factor(name, options)
   scores = f'Scores are multiplied by {used**2:.4f} instead of {usual**2:.4f}.'
   if abs(used - usual) < 1e-6:
     return
@@ -234,7 +234,7 @@ def _betas(name: str, options) -> Iterator[Finding]:
 
 
 def _phases(layer: Layer) -> Iterator[Finding]:
-  inv_freq, _ = layer.rotation.at(layer.length)
+  inv_freq, _ = layer.rotation.at(layer.text)
   errors = wavelengths.phase_errors(inv_freq, layer.text)
   plain, cast = errors['float32'].max(), errors['bfloat16_frequencies'].max()
   if plain >= 0.01:

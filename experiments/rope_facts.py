@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
       layer's own is the first of 'rules'.
   """
   rotation, length = layer.rotation, layer.length
-  inv_freq, attention_factor = rotation.at(length)
+  inv_freq, attention_factor = rotation.at(layer.text)
   unscaled = rotation.unscaled()
   distances = np.geomspace(1, length, _POINTS)
   phase_errors = wavelengths.phase_errors(inv_freq, layer.text)
@@ -106,12 +107,13 @@ def of_layer(config: Config, layer: Layer, rules: Sequence[str]) -> Facts:
 def _rule(rotation: wavelengths.Rotation, layer: Layer, distances: np.ndarray) -> Facts:
   """Computes what a rule does where a layer was trained and where it is to read."""
   try:
-    inv_freq, attention_factor = rotation.at(layer.length)
+    inv_freq, attention_factor = rotation.at(layer.text)
   except ValueError as error:
     return {'reason': str(error)}
   unscaled = layer.rotation.unscaled()
   stretch = wavelengths.stretch(inv_freq, layer.length, unscaled, layer.trained)
-  at_trained, at_length = _decay(rotation, layer.length, np.array([layer.trained, layer.length]))
+  decay = functools.partial(wavelengths.decay, inv_freq, attention_factor, rotation.head_dim)
+  at_trained, at_length = decay(np.array([layer.trained, layer.length]))
   return {
       'inv_freq': inv_freq.tolist(),
       'attention_factor': attention_factor,
@@ -119,15 +121,10 @@ def _rule(rotation: wavelengths.Rotation, layer: Layer, distances: np.ndarray) -
       'complete': int((wavelengths.turns(inv_freq, layer.length) >= 1).sum()),
       'past': int((stretch > findings.TOLERANCE).sum()),
       'reach': wavelengths.reach(inv_freq, unscaled, layer.trained),
-      'decay': _decay(rotation, layer.length, distances).tolist(),
+      'decay': decay(distances).tolist(),
       'decay_at_trained': float(at_trained),
       'decay_at_length': float(at_length),
   }
-
-
-def _decay(rotation: wavelengths.Rotation, length: float, distances: np.ndarray) -> np.ndarray:
-  inv_freq, attention_factor = rotation.at(length)
-  return wavelengths.decay(inv_freq, attention_factor, rotation.head_dim, distances)
 
 
 def _lengths(longest: int) -> list[int]:
