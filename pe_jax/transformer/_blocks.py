@@ -46,10 +46,11 @@ class FeedForward(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     linear = functools.partial(Linear, bias=config.bias, rngs=rngs)
+    hidden = 4 * config.model if config.hidden is None else config.hidden
     inputs = 2 if config.activation == 'swiglu' else 1
     self.activation = ACTIVATIONS[config.activation]
-    self.inner = linear((config.model,), (inputs * config.hidden,))
-    self.out = linear((config.hidden,), (config.model,))
+    self.inner = linear((config.model,), (inputs * hidden,))
+    self.out = linear((hidden,), (config.model,))
 
   def __call__(self, x: Array) -> Array:
     """Maps each token of x [..., T, D] for itself."""

@@ -58,10 +58,10 @@ class Config:
   window: int | None | tuple[int | None, ...] = None
 
   def __post_init__(self):
-    if self.hidden is None:
-      object.__setattr__(self, 'hidden', 4 * self.dims.model)
-    for name in ('vocab', 'layers', 'hidden'):
-      size = getattr(self, name)
+    sizes = {'vocab': self.vocab, 'layers': self.layers, 'model': self.dims.model}
+    if self.hidden is not None:
+      sizes['hidden'] = self.hidden
+    for name, size in sizes.items():
       if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f'{name}={size!r} must be a positive integer.')
     choices = {
