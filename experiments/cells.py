@@ -92,16 +92,16 @@ def make(
 
 def check(cell: Cell, config: ml_collections.FrozenConfigDict) -> None:
   """Traces the cell without computing anything, and tells what is wrong with it."""
-  try:
-    train.model_shapes(train.recipe(config, cell.encoding))
-  except (TypeError, ValueError) as error:
-    raise errors.UserError(f'{cell.typed} with this config: {error}') from error
   limit = cell.encoding.max_length
   if limit is not None and limit < config.window:
     raise errors.UserError(
         f'{cell.typed} has {limit} positions, but the window has {config.window}: give it at least'
         ' as many, or lower --config.window'
     )
+  try:
+    train.model_shapes(train.recipe(config, cell.encoding))
+  except (TypeError, ValueError) as error:
+    raise errors.UserError(f'{cell.typed} with this config: {error}') from error
 
 
 def run(

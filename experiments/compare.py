@@ -10,26 +10,17 @@ Started again, it goes on where it stopped. `python -m experiments.recompute DIR
 losses again from the saved parameters, `python -m experiments.report DIR...` merges workdirs.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
-import fcntl
 import pathlib
 import resource
 import sys
 
 from absl import flags
 import ml_collections
-from rich import console as rich_console
 
-from experiments import cells
-from experiments import corpus as corpus_lib
 from experiments import errors
-from experiments import evaluate
+from experiments import job
 from experiments import output
-from experiments import parse
-from experiments import progress
-from experiments import settings
 
 _DEFAULT = pathlib.Path(__file__).parents[1] / 'configs' / 'compare.py'
 _CONFIG = errors.define_config(_DEFAULT)
@@ -49,41 +40,8 @@ def main(argv: Sequence[str]) -> None:
   if not _WORKDIR.value:
     raise errors.UserError('no --workdir was given: name a directory, which is made if need be')
   console = output.console()
-  run(config, _WORKDIR.value, console)
+  job.run(config, _WORKDIR.value, console)
   console.print(_cost(), highlight=False)
-
-
-def run(
-    config: ml_collections.FrozenConfigDict, workdir: str, console: rich_console.Console
-) -> None:
-  """Runs the whole job: all checks, then every cell, then the report."""
-  settings.check(config)
-  encodings = parse.encodings(config.encodings)
-  corpus = corpus_lib.load(config.corpus)
-  corpus_lib.check_size(
-      corpus, train=config.window + 1, valid=evaluate.stretch_length(config) + 1
-  )
-  directory = pathlib.Path(workdir)
-  jobs = [cells.make(t, e, config, corpus, directory) for t, e in encodings.items()]
-  for cell in jobs:
-    cells.check(cell, config)
-  directory = output.as_directory(workdir, '--workdir')
-  with lock(directory), progress.Board(console, cells=len(jobs), steps=config.steps) as board:
-    finished = [cells.run(cell, config, corpus, board) for cell in jobs]
-  output.write(directory, finished, console)
-
-
-@contextlib.contextmanager
-def lock(directory: pathlib.Path) -> Iterator[None]:
-  """Keeps a second job out of the workdir; the system lets go of it when the process dies."""
-  with open(directory / 'lock', 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise errors.UserError(
-          f'another job is running in --workdir={directory}: wait for it, or give another directory'
-      ) from None
-    yield
 
 
 def _cost() -> str:

@@ -3,6 +3,10 @@
 
 import json
 import math
+import os
+import pathlib
+import subprocess
+import sys
 
 import flax.nnx as nnx
 import jax
@@ -14,7 +18,6 @@ from rich import console as rich_console
 from safetensors.numpy import save_file
 
 from experiments import checkpoints
-from experiments import errors
 from experiments import rope_facts
 from experiments import rope_output
 from experiments import rope_pair
@@ -175,80 +178,6 @@ def test_weights_rounded_to_another_dtype_are_the_same(make, trained):
   assert compare(make('c', trained['longer']), short).verdict == 'fine-tuned'
 
 
-def test_tensors_without_a_counterpart(make):
-  generator = np.random.default_rng(0)
-  x, y = generator.normal(size=(2, 20, 20)).astype(np.float32)
-  tables = {'rotary_emb.inv_freq': np.ones(4, np.float32)}
-  base = make('base', {'x': x, 'y': y, 'n': np.ones(3, np.float32)})
-  assert compare(base, make('a', {'x': x, 'y': y, 'n': np.ones(3, np.float32)} | tables)
-                 ).verdict == 'same weights'  # fmt: skip
-  longer = compare(base, make('b', {'x': x, 'y': y, 'n': np.ones(4, np.float32)}))
-  assert (longer.verdict, longer.other_shapes) == ('fine-tuned', ['n'])
-  other = compare(base, make('c', {'x': x[:9], 'z': y}))
-  assert (other.verdict, other.only_a, other.only_b) == ('different model', ['n', 'y'], ['z'])
-
-
-def test_values_that_are_not_finite_are_counted(make):
-  x = np.array([1, 2, np.nan, 4], np.float32)
-  y = np.array([1, 2, 3, np.inf], np.float32)
-  a, b = make('a', {'x': x}), make('b', {'x': y})
-  [difference] = compare(a, b).differences
-  assert (difference.not_finite, difference.relative, difference.equal) == (2, 0.0, False)
-  assert compare(a, a).verdict == 'same weights'
-  assert compare(a, b).verdict == 'fine-tuned'
-
-
-def test_scalars_and_empty_tensors(make):
-  odd = {'scalar': np.array(3.0, np.float32), 'empty': np.zeros((0, 4), np.float32)}
-  a, b = make('a', odd), make('b', odd | {'scalar': np.array(-3.0, np.float32)})
-  assert compare(a, a).verdict == 'same weights'
-  assert compare(a, b).verdict == 'different model'
-
-
-# --- Files that cannot be read -------------------------------------------------------------------
-
-
-def _damage(make, trained, how):
-  """Returns a checkpoint with a fault and the name that the error must tell."""
-  directory = make('damaged', trained['base'], shards=2)
-  shard, index = directory / 'model-1.safetensors', directory / 'model.safetensors.index.json'
-  content = shard.read_bytes()
-  damaged = {
-      'cut in its data': (shard, content[:-5]),
-      'cut in its header': (shard, content[:20]),
-      'empty': (shard, b''),
-      'no JSON': (shard, content[:8] + b'xx' + content[10:]),
-      'longer than it says': (shard, content + b'more'),
-      'cut index': (index, index.read_bytes()[:40]),
-      'index of something else': (index, b'[]'),
-      'another shard': (shard, (directory / 'model-0.safetensors').read_bytes()),
-  }
-  if how == 'missing shard':
-    shard.unlink()
-    return directory, shard.name
-  path, content = damaged[how]
-  path.write_bytes(content)
-  return directory, path.name
-
-
-@pytest.mark.parametrize('how', [
-    'cut in its data', 'cut in its header', 'empty', 'no JSON', 'longer than it says', 'cut index',
-    'index of something else', 'another shard', 'missing shard',
-])  # fmt: skip
-def test_a_damaged_file_is_named(make, trained, how):
-  directory, name = _damage(make, trained, how)
-  with pytest.raises(errors.UserError, match=name):
-    read(make('whole', trained['base']), directory)
-
-
-def test_a_dtype_that_is_not_read_is_named(make):
-  directory = make('a', {'x': np.ones(4, np.float32)})
-  path = directory / 'model.safetensors'
-  path.write_bytes(path.read_bytes().replace(b'"F32"', b'"C64"').replace(b'[4]', b'[2]'))
-  with pytest.raises(errors.UserError, match=r"(?s)model.safetensors: 'x' has dtype C64"):
-    weights.find(directory)
-
-
 # --- Configs -------------------------------------------------------------------------------------
 
 
@@ -315,3 +244,18 @@ def test_everything_is_written(make, trained, tmp_path):
   html = (out / 'report.html').read_text()
   assert 'fine-tuned' in html and 'differ in more than RoPE' in html
   assert 'src="http' not in html and '<script' not in html
+
+
+def test_a_damaged_file_is_one_line_and_status_2(make, trained, tmp_path):
+  a, b = make('a', trained['base']), make('b', trained['base'])
+  path = b / 'model.safetensors'
+  path.write_bytes(path.read_bytes()[:-1])
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.rope_report', f'--a={a}', f'--b={b}',
+       f'--workdir={tmp_path / "out"}', '--rule=ntk'],
+      capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[2],
+      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert str(path) in done.stderr and len(done.stderr.splitlines()) == 1
+  assert not (tmp_path / 'out').exists()
