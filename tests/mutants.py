@@ -352,6 +352,13 @@ def _nan_rows(q, *args, **kwargs):
   return kernels.dense(q / norm, *args, **kwargs)
 
 
+def frozen_coords(q, k, v, q_coords, k_coords, **kwargs):
+  return kernels.dense(q, k, v, *jax.lax.stop_gradient((q_coords, k_coords)), **kwargs)
+
+
+MUTANTS['kernel_trains_no_gate'] = Mutant('kernel', pe_jax.fox, {'kernel': frozen_coords})
+
+
 MUTANTS['kernel_gives_nan_for_empty_rows'] = Mutant(
     'empty_gradients', pe_jax.alibi, {'kernel': _nan_rows}
 )

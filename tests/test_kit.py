@@ -121,6 +121,32 @@ def test_an_option_that_matters_beside_another_one_is_no_fault():
   assert finding(pe_jax.rope, 'options', options={'part': 'trailing'}).status == 'failed'
 
 
+# --- Several axes, and other kernels --------------------------------------------------------------
+
+
+def _blocks(params, q, k, q_pos, k_pos, scale):
+  steps = [jnp.abs(pe_jax.positions.distance(a, b)) for a, b in zip(q_pos, k_pos)]
+  steps = sum(steps)[..., None, :, :]
+  return -jnp.broadcast_to(steps, (*q.shape[:-3], q.shape[-2], *steps.shape[-2:]))
+
+
+def city_blocks():
+  return pe_jax.Encoding(name='city_blocks', bias=_blocks, relative=True, by_distance=True)
+
+
+def test_positions_may_be_a_tuple_of_axes():
+  laws = ('tiles', 'decode', 'packing', 'relative', 'by_distance', 'permutation', 'no_constants')
+  report = testing.check(city_blocks, DIMS, axes=2, laws=laws)
+  assert {f.status for f in report.findings} == {'passed'}
+
+
+def test_a_kernel_that_refuses_an_encoding_breaks_no_law():
+  options = {'kernel': pe_jax.kernels.xla}
+  assert finding(pe_jax.cope, 'decode', **options).status == 'not applicable'
+  assert 'logits' in finding(pe_jax.cope, 'kernel', **options).message
+  assert finding(pe_jax.alibi, 'kernel', **options).status == 'passed'
+
+
 # --- Wrong calls ---------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from pe_jax.testing import _claims as claims
 from pe_jax.testing import _decode as decode
 from pe_jax.testing import _gradients as gradients
 from pe_jax.testing import _hooks as hooks
+from pe_jax.testing import _kernel as kernels
 from pe_jax.testing import _layer as layer
 from pe_jax.testing import _precision as precision
 from pe_jax.testing import _program as program
@@ -72,6 +73,7 @@ LAWS: tuple[Law, ...] = (
     layer.law_hidden,
     layer.law_empty_rows,
     layer.law_constant_value,
+    kernels.law_kernel,
     # 6. One site.
     record.law_one_site,
     # 8. Tables end, and constants are constant.

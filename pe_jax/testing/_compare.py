@@ -97,8 +97,11 @@ def compare(
 
 def place_of(hook: str, at: tuple[int, ...]) -> str:
   """Says where an entry is: 'head 0, query 3, key 1'."""
-  place = ('row', 'head', 'token') if len(at) == 3 else ('row', 'token')
-  names = _AXES.get(hook, place)
+  names = _AXES.get(hook)
+  if hook == 'place':
+    names = ('row', 'head', 'token') if len(at) == 3 else ('row', 'token')
+  if names is None:
+    return str([int(i) for i in at])
   return ', '.join(f'{name} {int(i)}' for name, i in zip(names, at))
 
 

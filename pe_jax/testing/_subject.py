@@ -84,7 +84,7 @@ class Subject:
     positions = np.asarray(positions)
     if self.axes is None:
       return positions
-    return tuple(positions // (axis + 1) for axis in range(self.axes))
+    return tuple(positions * (axis + 1) for axis in range(self.axes))
 
   @functools.cached_property
   def positions(self) -> np.ndarray:
