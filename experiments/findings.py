@@ -130,7 +130,8 @@ def _reach(layer: Layer, name: str, options) -> Iterator[Finding]:
 
 def _more_than_needed(layer: Layer, options) -> Iterator[Finding]:
   factor, needed = options.get('factor', 1.0), max(layer.length / layer.trained, 1.0)
-  if factor >= 2 * needed and not layer.rotation.rule.length_dependent:
+  windowed = layer.length < layer.text  # where other layers need the factor
+  if factor >= 2 * needed and not windowed and not layer.rotation.rule.length_dependent:
     yield _note(
         'factor',
         f'{factor:g} x {_n(layer.trained)} = {_n(factor * layer.trained)} tokens,'

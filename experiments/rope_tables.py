@@ -62,6 +62,8 @@ def _change(ratios: list[float]) -> Entry:
 
 def _angles(channels: dict[str, list[float]], group: list[int]) -> Entry:
   stretch = max(channels['stretch'][i] for i in group)
+  if not any(channels['inv_freq'][i] for i in group):
+    return Entry('none')
   if stretch > 1.01:
     return Entry(f'up to {stretch:.2f} × those of training')
   if all(channels['turns_trained'][i] >= 1 for i in group):

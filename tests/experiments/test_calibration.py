@@ -130,6 +130,15 @@ def test_a_sliding_layer_needs_no_more_than_its_window():
   assert [f for f in findings.find(config, full) if f.level == 'warning']
 
 
+def test_layers_that_share_a_rule_with_longer_ones_are_not_told_of_its_factor():
+  config = BARE | {
+      'model_type': 'gpt_oss', 'sliding_window': 128, 'max_position_embeddings': 16384,
+      'layer_types': ['sliding_attention', 'full_attention'], 'rope_scaling': YARN,
+  }  # fmt: skip
+  for layer in calibration.layers(config, length=None, trained=None):
+    assert not findings.find(config, layer)
+
+
 # --- Rules as typed ------------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ import pe_jax
 
 LLAMA = pathlib.Path(__file__).parents[1] / 'data' / 'llama31_8b.json'
 BARE = {'head_dim': 64, 'max_position_embeddings': 4096, 'model_type': 'llama'}
-YARN = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096}
 
 
 def layer_of(config, **lengths):
@@ -117,6 +116,16 @@ def test_a_rule_that_cannot_be_computed_is_a_line_of_the_table():
   table = rope_tables.rules(facts)
   assert [row[1].text for row in table.rows][1:] == ['—', '1.0000']
   assert 'pass 64 of them' in table.notes[1]
+
+
+def test_channels_that_do_not_turn_meet_no_angle():
+  table = {'rope_type': 'proportional', 'partial_rotary_factor': 0.25}
+  [facts] = rope_facts.of_config(BARE | {'rope_parameters': table}, '', rope_facts.Asked())
+  rows = [[entry.text for entry in row] for row in rope_tables.bands(facts).rows]
+  assert rows[0][0] == '0 – 7' and rows[0][4] == 'kept'
+  assert {(row[1], row[3], row[4], row[5]) for row in rows[1:]} == {
+      ('no end', '0', '0: no turn', 'none')
+  }
 
 
 # --- Files ---------------------------------------------------------------------------------------
