@@ -74,6 +74,8 @@ def test_xpos_says_nan_where_float32_cannot_hold_its_factors():
   positions = np.array([0, 20_000, 70_000, 99_999])
   found = xpos_scores(pe_jax.xpos(), Q[:4], K[:4], positions, 100_000)
   assert np.isnan(found[:2]).any() and np.isfinite(found[2:]).all()
+  # So it does where the length that was given is far below the positions.
+  assert np.isnan(xpos_scores(pe_jax.xpos(), Q[:4], K[:4], positions, 1)[2:]).any()
 
 
 def test_xpos_fades_and_interleaves():

@@ -71,6 +71,18 @@ def test_yarn_and_llama3_are_the_papers(seed):
   np.testing.assert_allclose(rule(width, base)[0], want, rtol=1e-12)
 
 
+def test_yarns_ramp_ends_at_the_width_not_at_half_of_it():
+  frequencies, _ = scaling.yarn(factor=8, original_length=131072)(64, 1e4)
+  np.testing.assert_allclose(frequencies, references.yarn(64, 1e4, 8, 131072), rtol=1e-12)
+
+
+def test_equal_betas_make_a_step():
+  rule = scaling.yarn(factor=8, original_length=512, beta_fast=8, beta_slow=8, truncate=False)
+  plain = references.loop(16, 1e4)
+  want = [w if 512 * w / (2 * math.pi) > 8 else w / 8 for w in plain]
+  np.testing.assert_allclose(rule(16, 1e4)[0], want, rtol=1e-12)
+
+
 @pytest.mark.parametrize('factor', [1.5, 8.0])
 @pytest.mark.parametrize('width, base', [(16, 1e4), (64, 5e5)])
 def test_ntk_rules_are_bases(width, base, factor):
@@ -164,6 +176,13 @@ def test_ntk_keeps_the_first_frequency_and_interpolates_the_last():
   plain, ntk = (rule(64, BASE)[0] for rule in (scaling.default(), scaling.ntk(factor=6)))
   assert ntk[0] == plain[0]
   assert ntk[-1] == pytest.approx(plain[-1] / 6, rel=1e-15)
+
+
+@pytest.mark.parametrize('fraction, kept', [(0.3, 2), (0.49, 3), (0.5, 4), (0.99, 7)])
+def test_a_proportion_counts_whole_pairs(fraction, kept):
+  found, _ = scaling.proportional(fraction=fraction, factor=2)(16, BASE)
+  want = [w / 2 for w in references.loop(16, BASE)[:kept]] + [0] * (8 - kept)
+  np.testing.assert_allclose(found, want, rtol=1e-15)
 
 
 def test_a_proportion_of_0_turns_nothing():
