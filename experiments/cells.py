@@ -26,6 +26,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from experiments import corpus as corpus_lib
 from experiments import errors
 from experiments import evaluate
 from experiments import files
@@ -34,14 +35,26 @@ from experiments import parse
 from experiments import progress
 from experiments import results
 from experiments import train
-from experiments.corpus import Corpus
 import pe_jax
 
 # Settings that change how a cell is run, or which cells are, but none of their numbers. The text
 # itself is identified by its hash.
 _NOT_IDENTITY = ('encodings', 'corpus', 'chunk')
 _LIBRARIES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
-_SOURCES = ('corpus.py', 'evaluate.py', 'train.py')  # of experiments: what numbers depend on
+
+
+def _hash_source() -> str:
+  """Hashes the source that the numbers depend on: the library, and training and evaluation."""
+  root = pathlib.Path(pe_jax.__file__).parent
+  library = [path for path in sorted(root.rglob('*.py')) if root / 'testing' not in path.parents]
+  own = [pathlib.Path(module.__file__) for module in (corpus_lib, evaluate, train)]
+  digest = hashlib.sha256()
+  for path in library + own:
+    digest.update(path.name.encode() + b'\0' + path.read_bytes())
+  return digest.hexdigest()
+
+
+_SOURCE = _hash_source()  # now, because what is imported is what runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +83,7 @@ def make(
     typed: str,
     encoding: pe_jax.Encoding,
     config: ml_collections.FrozenConfigDict,
-    corpus: Corpus,
+    corpus: corpus_lib.Corpus,
     workdir: pathlib.Path,
 ) -> Cell:
   """Names the cell of an encoding under a config and a text."""
@@ -81,7 +94,7 @@ def make(
       'settings': {k: v for k, v in settings.items() if k not in _NOT_IDENTITY},
       'corpus': corpus.sha256,
       'files': parse.source_files(typed),
-      'sources': _sources(),
+      'sources': _SOURCE,
       'versions': {name: importlib.metadata.version(name) for name in _LIBRARIES},
       'device': jax.devices()[0].device_kind,
   }
@@ -107,7 +120,7 @@ def check(cell: Cell, config: ml_collections.FrozenConfigDict) -> None:
 def run(
     cell: Cell,
     config: ml_collections.FrozenConfigDict,
-    corpus: Corpus,
+    corpus: corpus_lib.Corpus,
     board: progress.Board,
 ) -> dict[str, Any]:
   """Trains and evaluates a cell from where it stopped; a finished one is only read."""
@@ -140,7 +153,7 @@ def reevaluate(
     directory: pathlib.Path,
     encoding: pe_jax.Encoding,
     config: ml_collections.FrozenConfigDict,
-    corpus: Corpus,
+    corpus: corpus_lib.Corpus,
 ) -> list[dict[str, Any]]:
   """Computes the losses of a finished cell again, from its saved parameters."""
   members, recipe = train.members(config), train.recipe(config, encoding)
@@ -188,14 +201,3 @@ def _parameters(cell: Cell, config: ml_collections.FrozenConfigDict) -> dict[str
 
   total = count(cell.encoding)
   return {'encoding': total - count(pe_jax.none()), 'total': total}
-
-
-def _sources() -> str:
-  """Hashes the source that the numbers depend on: the library, and training and evaluation."""
-  root = pathlib.Path(pe_jax.__file__).parent
-  library = [path for path in sorted(root.rglob('*.py')) if root / 'testing' not in path.parents]
-  own = [pathlib.Path(__file__).parent / name for name in _SOURCES]
-  digest = hashlib.sha256()
-  for path in library + own:
-    digest.update(path.name.encode() + b'\0' + path.read_bytes())
-  return digest.hexdigest()

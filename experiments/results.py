@@ -30,7 +30,7 @@ def _row(label: str, cell: dict[str, Any]) -> Row:
       {'settings': point, 'lengths': [_cut(entry, i, cell) for entry in cell['lengths']]}
       for i, point in enumerate(cell['points'])
   ]
-  best = min(points, key=lambda point: _or_infinite(point['lengths'][0]['loss']['mean']))
+  best = min(points, key=_shortest_loss)
   return {
       'encoding': label,
       'window': cell['identity']['settings']['window'],
@@ -105,8 +105,10 @@ def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
   return flat
 
 
-def _or_infinite(number: float | None) -> float:
-  return math.inf if number is None else number
+def _shortest_loss(point: dict[str, Any]) -> float:
+  """Returns the mean loss at the shortest length; infinity where there is none."""
+  loss = point['lengths'][0].get('loss', {}).get('mean')
+  return math.inf if loss is None else loss
 
 
 def shared(cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -45,6 +45,11 @@ def cells(workdir: pathlib.Path) -> dict[str, dict]:
   return {cell['identity']['encoding']: cell for cell in found}
 
 
+def directory_of(workdir: pathlib.Path, typed: str) -> pathlib.Path:
+  found = output.collect([workdir]).items()
+  return next(path for path, cell in found if cell['identity']['encoding'] == typed)
+
+
 def snapshot(directory: pathlib.Path) -> dict[str, bytes]:
   return {
       str(path): path.read_bytes()
@@ -109,13 +114,13 @@ def test_losses_are_summed_up_over_seeds(job):
 
 def test_counts_the_parameters_that_an_encoding_brings(job):
   rope, learned = (cells(job[0])[name]['parameters'] for name in ('rope()', 'learned(length=8)'))
-  # Embedding, projections of attention, two layers of 4 x 16, three norms.
-  assert rope == {'encoding': 0, 'total': 256 * 16 + 4 * 16**2 + 2 * 16 * 64 + 3 * 16}
+  # Embedding, projections of attention, two layers of 4 x 16, three norms, gain of the logits.
+  assert rope == {'encoding': 0, 'total': 256 * 16 + 4 * 16**2 + 2 * 16 * 64 + 3 * 16 + 1}
   assert learned == {'encoding': 8 * 16, 'total': rope['total'] + 8 * 16}
 
 
 def test_logs_every_chunk(job):
-  [directory] = job[0].glob('cells/rope*')
+  directory = directory_of(job[0], 'rope()')
   rows = metrics.read(directory)
   assert [row['step'] for row in rows] == [2, 4]
   assert all(len(row['loss']) == 2 for row in rows)
@@ -152,7 +157,7 @@ def test_a_stopped_job_ends_with_the_same_numbers(job, make_config, tmp_path, mo
   assert not list(directory.glob('0*.npz'))
 
 
-def stop(*_):
+def stop(*_, **__):
   raise KeyboardInterrupt
 
 
@@ -215,7 +220,7 @@ def test_the_losses_come_again_from_the_saved_parameters(job, tmp_path):
   console = rich_console.Console(file=io.StringIO())
   for directory, stored in output.collect([job[0]]).items():
     assert recompute.difference(directory, stored, console) == 0.0
-  [directory] = job[0].glob('cells/rope*')
+  directory = directory_of(job[0], 'rope()')
   stored = json.loads((directory / 'result.json').read_text())
   with np.load(directory / 'params.npz') as arrays:
     spoilt = {name: array * 1.1 for name, array in arrays.items()}
@@ -223,15 +228,20 @@ def test_the_losses_come_again_from_the_saved_parameters(job, tmp_path):
   assert recompute.difference(tmp_path, stored, console) > 1e-3
 
 
-def test_merges_workdirs(job, make_config, tmp_path):
-  run(make_config({'encodings': 'alibi()', 'model.heads': 2}), tmp_path / 'other')
-  merged = output.collect([job[0], tmp_path / 'other', job[0]])
+def test_merges_workdirs(job, tmp_path):
+  other = cells(job[0])['rope()']
+  other['identity']['settings']['model']['heads'] = 2
+  files.write_json(tmp_path / 'cells' / 'rope-other' / 'result.json', other)
+  merged = output.collect([job[0], tmp_path, job[0]])
   rows = results.summarize(list(merged.values()))
   assert sorted(row['encoding'] for row in rows) == [
-      'alibi() model.heads=2',
       'learned(length=8) model.heads=4',
+      'rope() model.heads=2',
       'rope() model.heads=4',
   ]
+  output.write(tmp_path / 'merged', list(merged.values()), rich_console.Console(file=io.StringIO()))
+  page = (tmp_path / 'merged' / 'report.html').read_text()
+  assert all(row['encoding'] in page for row in rows)
 
 
 # --- Bad input -----------------------------------------------------------------------------------
@@ -286,16 +296,13 @@ def test_mistakes_end_in_one_message_and_status_2(tmp_path):
   (tmp_path / 'own.py').write_text('import nowhere_at_all')
   of_compare = {
       '--config.nofield=3': 'nofield',
-      '--config.steps=many': 'config.steps=many',
       '--config=configs/nowhere.py': 'configs/nowhere.py',
       '--config=configs/compare.py:slow': "no variant 'slow'",
       f'--encodings={tmp_path}/own.py:gated()': 'failed to import',
   }
   compare = ('experiments.compare', f'--workdir={tmp_path}/w')
   commands = {(*compare, flag): told for flag, told in of_compare.items()}
-  commands[('experiments.compare',)] = 'no --workdir'
   commands[('experiments.report', str(tmp_path))] = 'no finished cell'
-  commands[('experiments.recompute',)] = 'no workdir'
   started = {
       command: subprocess.Popen(
           [sys.executable, '-m', *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
