@@ -114,7 +114,8 @@ def check(cell: Cell, config: ml_collections.FrozenConfigDict) -> None:
   try:
     train.model_shapes(train.recipe(config, cell.encoding))
   except (TypeError, ValueError) as error:
-    raise errors.UserError(f'{cell.typed} with this config: {error}') from error
+    line = parse.where(error, cell.typed)
+    raise errors.UserError(f'{cell.typed} with this config: {error}{line}') from error
 
 
 def run(

@@ -71,11 +71,17 @@ def encoding(typed: str) -> pe_jax.Encoding:
 
 def source_files(text: str) -> dict[str, str]:
   """Returns the hash of each file of the user's that `text` names, by path as typed."""
-  paths = {path for path, _ in _FILE.findall(text)}
   return {
       path: hashlib.sha256(pathlib.Path(path).expanduser().read_bytes()).hexdigest()
-      for path in sorted(paths)
+      for path in sorted({path for path, _ in _FILE.findall(text)})
   }
+
+
+def where(error: BaseException, text: str) -> str:
+  """Returns ' (mine.py, line 7)' for an error that arose under a file of the user's in `text`."""
+  files = {str(pathlib.Path(path).expanduser().resolve()) for path, _ in _FILE.findall(text)}
+  frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+  return f' ({frames[-1].filename}, line {frames[-1].lineno})' if frames else ''
 
 
 class _Reader:
@@ -118,9 +124,9 @@ class _Reader:
     try:
       return function(*args, **keywords)
     except (TypeError, ValueError) as error:
-      self._fail(str(error))
+      self._fail(f'{error}{where(error, self._typed)}')
     except Exception as error:  # a factory of the user's may raise anything
-      self._fail(f'{name} raised {type(error).__name__}: {error}{_where(error)}')
+      self._fail(f'{name} raised {type(error).__name__}: {error}{where(error, self._typed)}')
 
   def _name(self, name: str) -> Any:
     if name in self._files:
@@ -224,14 +230,7 @@ def _load(path: str) -> types.ModuleType:
   try:
     return load(path)
   except (Exception, SystemExit) as error:
+    line = where(error, f'{path}:file')
     raise errors.UserError(
-        f'{path} failed to import: {type(error).__name__}: {error}{_where(error)}; mend the file'
+        f'{path} failed to import: {type(error).__name__}: {error}{line}; mend the file'
     ) from error
-
-
-def _where(error: BaseException) -> str:
-  """Says in which line of the user's own file an error arose; a SyntaxError says it itself."""
-  if isinstance(error, SyntaxError):
-    return ''
-  last = traceback.extract_tb(error.__traceback__)[-1]
-  return f' ({pathlib.Path(last.filename).name}, line {last.lineno})'

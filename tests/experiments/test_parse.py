@@ -120,7 +120,7 @@ def test_says_why_a_users_file_cannot_be_used(tmp_path, content, told):
 
 
 def test_says_where_a_users_factory_failed(mine):
-  with pytest.raises(errors.UserError, match=r'RuntimeError: thirteen \(mine.py, line 7\)'):
+  with pytest.raises(errors.UserError, match=r'RuntimeError: thirteen \(.*mine.py, line 7\)'):
     parse.encoding(f'{mine}:mine(width=13)')
 
 

@@ -85,7 +85,8 @@ def test_names_say_in_what_cells_differ_and_never_clash():
   other['identity']['versions'] = {'jax': '0.11'}
   names = [row['encoding'] for row in results.summarize([CELLS[0], other])]
   assert len(set(names)) == 2 and all(name.startswith('rope() #') for name in names)
-  names = [row['encoding'] for row in results.summarize([CELLS[0], cell('a', {64: [1, 1]}, batch=2)])]
+  other = cell('a', {64: [1.0, 1.0]}, batch=2)
+  names = [row['encoding'] for row in results.summarize([CELLS[0], other])]
   assert names == ['rope() batch=None', 'a batch=2']
 
 
