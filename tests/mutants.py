@@ -526,6 +526,16 @@ def _half_gates(params, x, positions, segments, carry):
   return sums * 1.01, carry
 
 
+def _half_coords(params, x, positions, segments, carry):
+  sums, carry = pe_jax.fox().place(params, x, positions, segments, carry)
+  return sums.astype(x.dtype), carry
+
+
+@mutant('shapes')
+def fox_sums_in_the_dtype():
+  return dataclasses.replace(pe_jax.fox(), place=_half_coords)
+
+
 @mutant('place_reference', reference=references.FOX)
 def fox_gates_off():
   return dataclasses.replace(pe_jax.fox(), place=_half_gates)

@@ -112,6 +112,8 @@ def test_options_that_the_kit_cannot_vary_are_asked_for():
   found = finding(pe_jax.alibi, 'options')
   assert found.status == 'not applicable' and 'slopes' in found.message
   assert finding(pe_jax.none, 'options').message == 'it has no options'
+  tried = finding(pe_jax.sinusoidal, 'options')
+  assert tried.status == 'passed' and tried.message == 'not tried: order'
 
 
 def test_an_option_that_matters_beside_another_one_is_no_fault():

@@ -8,11 +8,8 @@ import pathlib
 import sys
 import traceback
 
-# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend. The programs
-# are tiny, so most of the time would go into optimizing them.
-os.environ.setdefault(
-    'XLA_FLAGS', '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
-)
+# Before jax starts: the law of sharding needs eight devices, and a CPU can pretend.
+os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
 
 from pe_jax import Dims
 from pe_jax import testing

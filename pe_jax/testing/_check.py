@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import inspect
@@ -36,7 +37,7 @@ from pe_jax.testing._report import PASSED
 from pe_jax.testing._report import Report
 from pe_jax.testing._subject import Subject
 
-Law = Callable[[Subject], None]
+Law = Callable[[Subject], str | None]  # what it returns is a note for the table
 
 # In the order of the contract, but for purity: whatever runs first could fill a cache.
 LAWS: tuple[Law, ...] = (
@@ -198,13 +199,20 @@ def _check_calls(subject: Subject):
 
 
 @contextlib.contextmanager
-def _strict():
-  with (
-      jax.numpy_rank_promotion('raise'),
-      jax.debug_nans(False),
-      jax.default_matmul_precision('highest'),
-  ):
-    yield
+def _strict() -> Iterator[None]:
+  """Forbids silent broadcasting and rounding; programs run once, so they are hardly optimized."""
+  optimize = 'jax_disable_most_optimizations'
+  before = jax.config.read(optimize)
+  jax.config.update(optimize, True)
+  try:
+    with (
+        jax.numpy_rank_promotion('raise'),
+        jax.debug_nans(False),
+        jax.default_matmul_precision('highest'),
+    ):
+      yield
+  finally:
+    jax.config.update(optimize, before)
 
 
 def _choose(names: Collection[str] | None) -> tuple[Law, ...]:
@@ -240,21 +248,20 @@ def _title(law: Law) -> tuple[str, str]:
 
 def _judge(law: Law, subject: Subject) -> Finding:
   name, sentence = _title(law)
-  error = _error(law, subject)
-  if error is None:
-    return Finding(name, sentence, PASSED)
+  error = _run(law, subject)
+  if not isinstance(error, Exception):
+    return Finding(name, sentence, PASSED, error or '')
   if isinstance(error, NotApplicable):
     return Finding(name, sentence, NOT_APPLICABLE, str(error))
   error, size = _shrink(law, subject, error)
   return Finding(name, sentence, FAILED, _message(error), _input(error, size))
 
 
-def _error(law: Law, subject: Subject) -> Exception | None:
+def _run(law: Law, subject: Subject) -> Exception | str | None:
   try:
-    law(subject)
+    return law(subject)
   except Exception as error:  # an encoding may raise anything, and that breaks the law as well
     return error
-  return None
 
 
 def _shrink(law: Law, subject: Subject, error: Exception) -> tuple[Exception, int]:
@@ -262,7 +269,7 @@ def _shrink(law: Law, subject: Subject, error: Exception) -> tuple[Exception, in
   for size in _SMALL:
     with_fewer = dataclasses.replace(subject, size=size)
     vars(with_fewer).update(params=subject.params)  # as made above
-    smaller = _error(law, with_fewer)
+    smaller = _run(law, with_fewer)
     if type(smaller) is type(error):
       return smaller, size
   return error, subject.size

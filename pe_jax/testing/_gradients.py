@@ -88,7 +88,7 @@ def law_gradients_reach(subject: Subject):
 
 @functools.partial(jax.jit, static_argnames=('encoding', 'kernel'))
 @jax.grad
-def _of_attend(given, params, tokens, dense, *, encoding, kernel):
+def _of_attend(given, tokens, dense, *, encoding, kernel):
   """Differentiates attention for q, k, v and the trained arrays."""
   out = attend(
       given['q'],
@@ -97,18 +97,12 @@ def _of_attend(given, params, tokens, dense, *, encoding, kernel):
       tokens.q_coords,
       tokens.k_coords,
       encoding=encoding,
-      params=assemble_over(params, given['params']),
+      params=given['params'],
       mask=Mask(causal=True, dense=dense),
       length=tokens.length,
       kernel=kernel,
   )
   return _weigh(out)
-
-
-def assemble_over(params, trained):
-  """Puts trained arrays, nested by part, over complete ones."""
-  nested = {k: assemble_over(params[k], v) for k, v in trained.items() if isinstance(v, dict)}
-  return {**params, **trained, **nested}
 
 
 def law_empty_gradients(subject: Subject):
@@ -123,7 +117,7 @@ def law_empty_gradients(subject: Subject):
   given = {'q': tokens.q, 'k': k, 'v': v, 'params': subject.trained}
   with refusals(subject.kernel):
     gradients = _of_attend(
-        given, subject.params, tokens, dense, encoding=subject.encoding, kernel=subject.kernel
+        given, tokens, dense, encoding=subject.encoding, kernel=subject.kernel
     )
   gradients = jax.tree.map(np.asarray, gradients)
   _check_finite(gradients, 'beside an empty row and a hidden NaN')

@@ -223,6 +223,10 @@ def law_jit(subject: Subject):
   eager = run_hooks(subject.params, arrays, encoding=subject.encoding)
   eager = jax.tree.map(np.asarray, eager)
   compare_hooks(eager, subject.hooks(tokens), 'eager against jit', positions=tokens.positions)
+  if subject.encoding.place is not None:
+    got, want = subject.place_eagerly(arrays)[0], subject.place(tokens.x, tokens.positions)[0]
+    for one, two in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      compare('place', np.asarray(one), np.asarray(two), 'eager against jit')
 
 
 def law_vmap(subject: Subject):
@@ -248,6 +252,7 @@ def law_shapes(subject: Subject):
         'logits': tokens.logits,
         'value': tokens.q,
     }
+    _check_coords(subject, tokens, jnp.dtype(dtype).name)
     for cast in (jnp.float32, dtype):
       params = jax.tree.map(lambda leaf, cast=cast: np.asarray(leaf).astype(cast), subject.trained)
       params = assemble(subject.encoding, params, subject.dims)
@@ -262,3 +267,16 @@ def law_shapes(subject: Subject):
               dtype=jnp.dtype(dtype).name,
               params=jnp.dtype(cast).name,
           )
+
+
+def _check_coords(subject: Subject, tokens: Tokens, dtype: str):
+  """Raises a `Violation` where coordinates are in half precision, or their last axis no token."""
+  if subject.encoding.place is None:
+    return
+  for leaf in jax.tree.leaves(jax.eval_shape(lambda: subject.place_eagerly(tokens)[0])):
+    if leaf.dtype not in (jnp.float32, jnp.int32) or leaf.shape[-1] != tokens.x.shape[1]:
+      raise Violation(
+          f'place returns {leaf.dtype} of shape {leaf.shape}: coordinates are float32 or int32, '
+          'and their last axis is the tokens',
+          dtype=dtype,
+      )

@@ -21,8 +21,11 @@ from pe_jax.testing._subject import Subject
 
 
 def _eager(subject: Subject, tokens: Tokens) -> dict:
-  """Calls the hooks as they are, not under a jit of the kit's own."""
-  out = run_hooks(subject.params, jax.tree.map(jnp.asarray, tokens), encoding=subject.encoding)
+  """Calls all hooks as they are, not under a jit of the kit's own."""
+  tokens = jax.tree.map(jnp.asarray, tokens)
+  out = run_hooks(subject.params, tokens, encoding=subject.encoding)
+  if subject.encoding.place is not None:
+    out['place'], _ = subject.place_eagerly(tokens)
   return jax.tree.map(lambda array: np.asarray(array, np.float64), out)
 
 
@@ -41,11 +44,13 @@ def law_pure(subject: Subject):
   grown = subject.tokens(np.minimum(longer, subject.limit - 1))
   _eager(subject, grown._replace(length=grown.length * 7))
   again = _eager(subject, halved)
-  for hook in first:
-    if not np.array_equal(first[hook], again[hook], equal_nan=True):
+  for (path, before), after in zip(
+      jax.tree_util.tree_flatten_with_path(first)[0], jax.tree.leaves(again)
+  ):
+    if not np.array_equal(before, after, equal_nan=True):
       raise Violation(
-          f'{hook} of the same arguments changed after calls in float32, with other options and '
-          'lengths: it reads or writes something that is not an argument',
+          f'{path[0].key} of the same arguments changed after calls in float32, with other '
+          'options and lengths: it reads or writes something that is not an argument',
           dtype='bfloat16',
       )
 
@@ -138,18 +143,15 @@ def law_init(subject: Subject):
   stacked = jax.eval_shape(
       jax.vmap(lambda key: init(key, dims)), jax.random.split(jax.random.key(0), 3)
   )
-  for name, (a, b) in {
-      jax.tree_util.keystr(path): (leaf, jax.tree.leaves(stacked)[i])
-      for i, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(one)[0])
-  }.items():
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(stacked)):
     if b.shape != (3, *a.shape):
-      raise Violation(f'init under vmap over 3 keys gives {name} of shape {b.shape}')
+      raise Violation(f'init under vmap over 3 keys turns shape {a.shape} into {b.shape}')
 
 
 # --- Options -------------------------------------------------------------------------------------
 
 
-def law_options(subject: Subject):
+def law_options(subject: Subject) -> str:
   """An option that is given changes the output"""
   alternatives, untried = _alternatives(subject)
   if not alternatives:
@@ -162,6 +164,7 @@ def law_options(subject: Subject):
             f'{name}={value!r} changes nothing: not the arrays, nor what a hook returns',
             **{name: value},
         )
+  return f'not tried: {", ".join(untried)}' if untried else ''
 
 
 def _changes(subject: Subject, name: str, value: Any, alternatives: dict[str, list]) -> bool:
@@ -184,7 +187,7 @@ def fingerprint(subject: Subject, encoding: Encoding) -> list:
   own_row = own.place(subject.x, tokens.positions)[0]
   tokens = tokens._replace(q_coords=own_row, k_coords=own_row)
   arrays = (encoding.init(jax.random.key(0), subject.dims), own.params)
-  return [*jax.tree.leaves(arrays), *_eager(own, tokens).values()]
+  return jax.tree.leaves((arrays, _eager(own, tokens)))
 
 
 def _differ(one: list, two: list) -> bool:

@@ -15,7 +15,7 @@ class Finding:
     law: its name.
     sentence: what it says.
     status: 'passed', 'failed' or 'not applicable'.
-    message: what was seen, or why it is not applicable; else empty.
+    message: what was seen, why it is not applicable, or what was not tried; else empty.
     input: the smallest input found that shows it; else empty.
   """
 
@@ -76,9 +76,7 @@ def _lines(finding: Finding, colour: bool) -> list[str]:
   mark, code = _MARKS[finding.status]
   paint = lambda text: f'\033[{code}m{text}\033[0m' if colour else text
   head = f'  {paint(f"{mark:<4}")} {finding.law:<18} {finding.sentence}'
-  if finding.status == NOT_APPLICABLE:
-    return [f'{head} {paint(f"({finding.message})")}']
-  if finding.status == PASSED:
-    return [head]
+  if finding.status != FAILED:
+    return [f'{head} {paint(f"({finding.message})")}' if finding.message else head]
   seen = [f'{"":25} seen:  {finding.message}']
   return [head, *seen] + [f'{"":25} input: {finding.input}'] * bool(finding.input)

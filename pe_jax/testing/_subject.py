@@ -125,6 +125,12 @@ class Subject:
     carry = self.carry(batch) if carry is None else carry
     return _run.place(self.params, x, positions, segments, carry, encoding=self.encoding)
 
+  def place_eagerly(self, tokens: Tokens) -> Any:
+    """What `place` returns, not compiled by the kit."""
+    batch, size = tokens.x.shape[:2]
+    ones, carry = jnp.ones((batch, size), jnp.int32), self.carry(batch)
+    return self.encoding.place(self.params, tokens.x, tokens.positions, ones, carry)
+
   def tokens(self, positions: np.ndarray | None = None, dtype=np.float32, seed=4) -> Tokens:
     """Random arguments for every hook, at the given positions [B, T]."""
     positions = self.positions if positions is None else positions
