@@ -102,10 +102,12 @@ def test_the_public_rotation_is_the_same_with_and_without_jit_and_vmap(layout):
   rotate = lambda x: LAYOUTS[layout](x, cos[:, 0], sin[:, 0])
   want = rotated(layout, x, cos, sin)
   np.testing.assert_allclose(rotate(x), want, atol=1e-6)
-  np.testing.assert_allclose(jax.vmap(rotate)(jnp.stack([x, -x])), np.stack([want, -want]), atol=1e-6)
+  rows = jax.vmap(rotate)(jnp.stack([x, -x]))
+  np.testing.assert_allclose(rows, np.stack([want, -want]), atol=1e-6)
   back = jax.vjp(rotate, x)[1](g)[0]
   np.testing.assert_allclose(back, rotated(layout, g, cos, -sin), atol=1e-6)
-  np.testing.assert_allclose(jax.jvp(rotate, (x,), (g,))[1], rotated(layout, g, cos, sin), atol=1e-6)
+  _, along = jax.jvp(rotate, (x,), (g,))
+  np.testing.assert_allclose(along, rotated(layout, g, cos, sin), atol=1e-6)
   with jax.disable_jit():
     np.testing.assert_allclose(rotate(x), want, atol=1e-6)
     np.testing.assert_allclose(jax.vjp(rotate, x)[1](g)[0], back, atol=1e-6)
