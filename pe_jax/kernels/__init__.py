@@ -12,5 +12,6 @@ from pe_jax.kernels._blockwise import blockwise
 from pe_jax.kernels._dense import dense
 from pe_jax.kernels._jax_nn import cudnn
 from pe_jax.kernels._jax_nn import xla
+from pe_jax.kernels._splash import splash
 
-__all__ = ('blockwise', 'cudnn', 'dense', 'xla')
+__all__ = ('blockwise', 'cudnn', 'dense', 'splash', 'xla')
