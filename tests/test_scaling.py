@@ -252,6 +252,14 @@ def test_a_rule_applies_to_the_rotated_width_and_the_layers_base(width):
   assert grown == pytest.approx(0.1 * math.log(5) + 1, rel=1e-6)
 
 
+@each_rule
+def test_a_factor_of_the_callers_own_multiplies(rule):
+  arrays = rule.arrays(WIDTH, BASE)
+  plain = rule.at(arrays, 20)[1]
+  other = rule.at({**arrays, 'attention_factor': 2 * arrays['attention_factor']}, 20)[1]
+  assert other == pytest.approx(2 * plain, rel=1e-12)
+
+
 def test_a_rule_of_ones_own():
   rule = scaling.from_frequencies(pe_jax.bind(_squared, power=2))
   assert repr(rule) == 'squared(power=2.0)'
