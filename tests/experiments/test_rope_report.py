@@ -118,6 +118,33 @@ def test_a_rule_that_cannot_be_computed_is_a_line_of_the_table():
   assert 'pass 64 of them' in table.notes[1]
 
 
+def test_bands_end_where_a_turn_is_no_longer_complete():
+  config = BARE | {'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}}
+  [facts] = rope_facts.of_config(config, '', rope_facts.Asked(length=16384, rules=('ntk',)))
+  wavelengths_ = [2 * math.pi * 1e4 ** (2 * i / 64) for i in range(32)]
+  trained, wanted = (sum(x <= n for x in wavelengths_) for n in (4096, 16384 / 8))
+  rows = [row[0].text for row in rope_tables.bands(facts).rows]
+  assert rows == [f'0 – {wanted - 1}', f'{wanted} – {trained - 1}', f'{trained} – 31']
+
+
+def test_the_effect_on_wavelengths_is_told_by_equal_channels():
+  def facts(rule):
+    config = BARE | {'max_position_embeddings': 16384, 'rope_scaling': rule}
+    return rope_facts.of_config(config, '', rope_facts.Asked(rules=('ntk',)))[0]
+
+  plain, linear = facts(None), facts({'rope_type': 'linear', 'factor': 4.0})
+  [row] = rope_tables.effect(plain, linear).rows
+  longest = 2 * math.pi * 1e4 ** (62 / 64)
+  assert [entry.text for entry in row] == [
+      '0 – 31', f'6.28 – {longest:,.0f}', f'25.1 – {4 * longest:,.0f}', '4',
+  ]  # fmt: skip
+  yarn = facts({'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096})
+  rows = rope_tables.effect(plain, yarn).rows
+  assert [rows[0][3].text, rows[-1][3].text] == ['1', '4'] and 3 <= len(rows) <= 6
+  kept = sum(w == v for w, v in zip(*(f['channels']['inv_freq'] for f in (plain, yarn))))
+  assert rows[0][0].text == f'0 – {kept - 1}'
+
+
 def test_channels_that_do_not_turn_meet_no_angle():
   table = {'rope_type': 'proportional', 'partial_rotary_factor': 0.25}
   [facts] = rope_facts.of_config(BARE | {'rope_parameters': table}, '', rope_facts.Asked())
