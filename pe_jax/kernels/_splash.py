@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """JAX's own fused attention for a TPU, for encodings that add nothing to the logits."""
 
+from collections.abc import Callable
 import functools
+from typing import NamedTuple
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
 import jax.numpy as jnp
 
+Array = jax.Array
+
 _LANES = 128  # a tile is a multiple of them
-_TILE = 512
 
 
 def splash(
@@ -52,18 +55,10 @@ def splash(
   if mask.q_segments is not None:
     spread = lambda ids: jnp.broadcast_to(ids, (*batch, ids.shape[-1])).reshape(-1, ids.shape[-1])
     segments = splash_attention_kernel.SegmentIds(*map(spread, (mask.q_segments, mask.k_segments)))
-  make = functools.partial(
-      splash_attention_kernel.make_splash_mha,
-      splash_attention_mask.MultiHeadMask([_static_mask(mask, queries, keys)] * heads),
-      block_sizes=_block_sizes(_tile(queries), _tile(keys)),
-      head_shards=1,
-      q_seq_shards=1,
-      interpret=interpret,
-  )
-  out = jax.vmap(make())(q, k, v, segments)
+  plan = _Plan(queries, keys, heads, mask.causal, mask.window, interpret)
+  out = _attention(plan, q, k, v, segments)
   # Asked for both, JAX's kernel has no gradient. Where nobody reads this one, XLA drops it.
-  still = jax.lax.stop_gradient((q, k, v))
-  _, (lse,) = jax.vmap(make(save_residuals=True))(*still, segments)
+  lse = _log_sum_exp(plan, *jax.lax.stop_gradient((q, k, v)), segments)
   out = jnp.swapaxes(out.reshape(*batch, *out.shape[1:]), -2, -3).astype(v.dtype)
   return out, jnp.swapaxes(lse.reshape(*batch, *lse.shape[1:]), -1, -2)
 
@@ -93,30 +88,85 @@ def _head_major(x):
   return x.reshape(-1, *x.shape[-3:])
 
 
-def _static_mask(mask, queries: int, keys: int):
-  """Says what order alone allows, in splash attention's terms."""
-  before = after = None
-  if mask.window is not None:
-    one = isinstance(mask.window, int)
-    before, after = (mask.window - 1, mask.window - 1) if one else mask.window
-  if mask.causal:
-    after = 0
-  if before is None and after is None:
-    return splash_attention_mask.FullMask((queries, keys))
-  # The T queries are the last of the S tokens.
-  return splash_attention_mask.LocalMask((queries, keys), (before, after), keys - queries)
+class _Plan(NamedTuple):
+  """All that the kernel is made from."""
+
+  queries: int
+  keys: int
+  heads: int
+  causal: bool
+  window: int | tuple[int, int] | None
+  interpret: bool
+
+  def kernel(self, *, save_residuals: bool = False) -> Callable:
+    """Makes the kernel over a batch, (q, k, v, segments) -> output, or that and residuals."""
+    queries, keys = _tile(self.queries), _tile(self.keys)
+    kernel = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([self._mask()] * self.heads),
+        block_sizes=splash_attention_kernel.BlockSizes(
+            block_q=queries,
+            block_kv=keys,
+            block_q_dkv=queries,
+            block_kv_dkv=keys,
+            block_q_dq=queries,
+            block_kv_dq=keys,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        save_residuals=save_residuals,
+        interpret=self.interpret,
+    )
+    return jax.vmap(kernel)
+
+  def _mask(self):
+    """Says what the order of the tokens allows, in splash attention's terms."""
+    before = after = None
+    if self.window is not None:
+      one = isinstance(self.window, int)
+      before, after = (self.window - 1, self.window - 1) if one else self.window
+    if self.causal:
+      after = 0
+    shape = (self.queries, self.keys)
+    if before is None and after is None:
+      return splash_attention_mask.FullMask(shape)
+    # The T queries are the last of the S tokens.
+    return splash_attention_mask.LocalMask(shape, (before, after), self.keys - self.queries)
 
 
 def _tile(tokens: int) -> int:
-  return next(size for size in (_TILE, _TILE // 2, _LANES) if tokens % size == 0)
+  return next(size for size in (4 * _LANES, 2 * _LANES, _LANES) if tokens % size == 0)
 
 
-def _block_sizes(queries: int, keys: int):
-  return splash_attention_kernel.BlockSizes(
-      block_q=queries,
-      block_kv=keys,
-      block_q_dkv=queries,
-      block_kv_dkv=keys,
-      block_q_dq=queries,
-      block_kv_dq=keys,
-  )
+def _precision(dtype):
+  """The matmul precision for arrays of this dtype: a TPU's kernel refuses more than they have."""
+  given = jax.config.jax_default_matmul_precision
+  return jax.default_matmul_precision(given if dtype == jnp.float32 else 'default')
+
+
+# JAX's kernel has a backward pass of its own. This one adds the precision, which it would otherwise
+# take from where the gradient is asked for.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(plan: _Plan, q: Array, k: Array, v: Array, segments) -> Array:
+  with _precision(q.dtype):
+    return plan.kernel()(q, k, v, segments)
+
+
+def _attention_forward(plan, q, k, v, segments):
+  with _precision(q.dtype):
+    return jax.vjp(lambda *args: plan.kernel()(*args, segments), q, k, v)
+
+
+def _attention_backward(plan, back, cotangent):
+  del plan
+  with _precision(cotangent.dtype):
+    return *back(cotangent), None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _log_sum_exp(plan: _Plan, q: Array, k: Array, v: Array, segments) -> Array:
+  with _precision(q.dtype):
+    return plan.kernel(save_residuals=True)(q, k, v, segments)[1][0]
