@@ -115,6 +115,7 @@ def test_a_pair_that_differs_only_in_rope(make, trained):
       'rope_scaling.factor, rope_scaling.rope_type.'
   )
   [(a, b)] = pair.layers
+  assert a['length'] == b['length'] == 256
   np.testing.assert_allclose(
       b['channels']['wavelength'], 4 * np.array(a['channels']['wavelength']), rtol=1e-12
   )
