@@ -343,23 +343,24 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
   Raises:
     ValueError: a trained array is missing, or a name is neither trained nor constant.
   """
-  constants = encoding.constants(dims)
-  trained = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
-  _check_names(encoding, params, trained, constants)
-  return _merge(constants, params)
-
-
-def _check_names(encoding: Encoding, params: Arrays, trained: Arrays, constants: Arrays):
-  given, trained, constants = map(_paths, (params, trained, constants))
+  given = _paths(params)
+  trained = _paths(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
   if missing := sorted(trained - given):
     raise ValueError(
         f'{encoding} misses the trained arrays {missing}: pass encoding.init(key, dims) as params.'
     )
-  if unknown := sorted(given - trained - constants):
+  try:
+    constants = encoding.constants(dims)
+  except ValueError:
+    if given == trained:
+      raise
+    return params  # complete, from the whole model; these are the sizes of one shard of it
+  if unknown := sorted(given - trained - _paths(constants)):
     raise ValueError(
         f'{encoding} has no arrays {unknown}: it has {sorted(trained)} trained and '
-        f'{sorted(constants)} constant.'
+        f'{sorted(_paths(constants))} constant.'
     )
+  return _merge(constants, params)
 
 
 def _merge(below: Arrays, above: Arrays) -> Arrays:

@@ -55,9 +55,9 @@ CASES = {
     'on_heads': case(
         pe_jax.on_heads,
         pe_jax.rope(),
-        heads=(0, 1),
-        reference=references.on_heads(references.rope(), [0, 1]),
-        options={'heads': [(2, 3)]},
+        heads=(2, 3),
+        reference=references.on_heads(references.rope(), [2, 3]),
+        options={'heads': [(0, 1)]},
     ),
     'rope': case(pe_jax.rope, reference=references.rope(), options=ROPE_OPTIONS),
     'rope, interleaved': case(
