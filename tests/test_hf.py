@@ -229,6 +229,7 @@ def scaled(**table):
         ({'attn_temperature_tuning': True}, 'attn_temperature_tuning=True acts on positions'),
         ({'position_embedding_type': 'absolute'}, "position_embedding_type='absolute' is not RoPE"),
         ({'model_type': 'of_tomorrow'}, "model_type='of_tomorrow' is not known"),
+        ({'model_type': 'gpt_oss'}, 'rope_parameters is missing: gpt_oss scales RoPE'),
         ({'head_dim': 96, 'partial_rotary_factor': 0.3333}, 'width=31 must be even'),
         ({'rope_theta': 1e6, 'rope_parameters': {'rope_theta': 1e5}}, 'keep one'),
         ({'rope_theta': 1e6, 'rotary_emb_base': 1e5}, 'contradict each other'),

@@ -7,25 +7,27 @@ from typing import Any
 Config = Mapping[str, Any]
 
 _HALF = (
-    'arcee apertus bitnet cwm dbrx diffllama dots1 exaone4 falcon gemma gemma2 gemma3 gemma3_text '
+    'arcee apertus bitnet cwm diffllama dots1 exaone4 falcon gemma gemma2 gemma3_text '
     'gemma3n_text glm4_moe gpt_neox gpt_oss granite granitemoe hunyuan_v1_dense jetmoe lfm2 llama '
     'minimax_m2 ministral mistral mixtral modernbert modernbert-decoder nemotron olmo olmo2 olmoe '
     'persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss smollm3 '
-    'stablelm starcoder2 t5gemma vaultgemma'
+    'stablelm starcoder2 vaultgemma'
 ).split()
 _INTERLEAVED = 'cohere cohere2 ernie4_5 ernie4_5_moe glm glm4 helium llama4_text'.split()
 _SLIDING_ONLY = ('cohere2', 'exaone4')  # where there is a window, only its layers turn
 _NO_ROPE_EVERY = {'llama4_text': 4, 'smollm3': 4}
 # Of so many layers in a row the last, or the first, sees everything and the others a window.
-_LAST_IS_FULL = {'cohere2': 4, 'exaone4': 4, 'gemma3': 6, 'gemma3_text': 6, 'gemma3n_text': 5}
+_LAST_IS_FULL = {'cohere2': 4, 'exaone4': 4, 'gemma3_text': 6, 'gemma3n_text': 5}
 _FIRST_IS_FULL = {'modernbert': 3, 'modernbert-decoder': 3}
 LOCAL_BASES = dict.fromkeys(
-    ('gemma3', 'gemma3_text', 'gemma3n_text', 'modernbert', 'modernbert-decoder'), 1e4
+    ('gemma3_text', 'gemma3n_text', 'modernbert', 'modernbert-decoder'), 1e4
 )
+# Their default is a scaling, which a file has to spell out.
+SCALED = ('apertus', 'cwm', 'gpt_oss')
 # What transformers takes where the file gives no base or no rotated part.
 BASES = {
     'apertus': 12e6, 'bitnet': 5e5, 'cohere': 5e5, 'cwm': 1e6, 'ernie4_5': 5e5, 'ernie4_5_moe': 5e5,
-    'gemma3': 1e6, 'gemma3_text': 1e6, 'gemma3n_text': 1e6, 'gpt_oss': 1.5e5, 'helium': 1e5,
+    'gemma3_text': 1e6, 'gemma3n_text': 1e6, 'gpt_oss': 1.5e5, 'helium': 1e5,
     'lfm2': 1e6, 'llama4_text': 5e5, 'minimax_m2': 5e6, 'mixtral': 1e6, 'modernbert': 1.6e5,
     'modernbert-decoder': 1.6e5, 'phimoe': 1e6, 'smollm3': 2e6,
 }  # fmt: skip

@@ -77,7 +77,9 @@ _READ = (*REPLACED, 'max_position_embeddings', 'no_rope_layers', 'no_rope_layer_
          'rope_interleave', 'position_embedding_type')  # fmt: skip
 _OFF = ('alibi', 'attn_temperature_tuning', 'use_logn_attn', 'use_dynamic_ntk')
 POSITION_KEYS = (*_READ, *_OFF)
-_ABOUT_POSITIONS = re.compile('rope|rotary|nope|theta|position|alibi|logn|ntk|yarn|temperature_tun')
+_ABOUT_POSITIONS = re.compile(
+    '(?<!p)rope|rotary|nope|theta|position|alibi|logn|ntk|yarn|temperature_tun'
+)
 
 
 def _check_keys(config: Config):
@@ -102,6 +104,8 @@ def _by_layer_type(config: Config) -> dict[str, tuple[str, Config | None]]:
   where, table = _one(config, _TABLE_KEYS, {})
   if not isinstance(table, Mapping):
     raise ValueError(f'{where}={table!r} is not a table of keys and values.')
+  if config.get('model_type') in _models.SCALED and not config.keys() & {*_TABLE_KEYS}:
+    raise ValueError(f'{where} is missing: {config["model_type"]} scales RoPE, so give its table.')
   nested = any(isinstance(value, Mapping) for value in table.values())
   default = _models.LOCAL_BASES.get(config.get('model_type'))
   local_key, local = _one(config, _LOCAL_KEYS, default)
