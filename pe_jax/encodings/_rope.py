@@ -215,6 +215,10 @@ def rope(
 ) -> Encoding:
   """Rotates queries and keys by their positions.
 
+  Angles are right to 1e-6 up to positions of 2 ** 24. Frequencies that a caller puts in the place of
+  the constant `inv_freq` are float32 numbers, and so are those that a rule derives from the length:
+  their angles are float32 products.
+
   Args:
     base: frequencies are base ** (-2 i / width).
     layout: 'half' pairs channel i with i + width / 2, 'interleaved' pairs 2 i with 2 i + 1.
