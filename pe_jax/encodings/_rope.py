@@ -215,9 +215,9 @@ def rope(
 ) -> Encoding:
   """Rotates queries and keys by their positions.
 
-  Angles are right to 1e-6 up to positions of 2 ** 24. Frequencies that a caller puts in the place of
-  the constant `inv_freq` are float32 numbers, and so are those that a rule derives from the length:
-  their angles are float32 products.
+  Angles are right to 1e-6 up to positions of 2 ** 24. Frequencies that a caller puts in the place
+  of the constant `inv_freq` are float32 numbers, and so are those that a rule derives from the
+  length: their angles are float32 products.
 
   Args:
     base: frequencies are base ** (-2 i / width).
