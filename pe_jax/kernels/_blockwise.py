@@ -85,7 +85,8 @@ def blockwise(
   q_tile, k_tile = choose_tile(encoding, q, k) if tile is None else tile
   queries, keys = q.shape[-3], k.shape[-3]
   grid = Grid(encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
-  return _attention(grid, *_split(operands), mask)
+  out, lse = _attention(grid, *_split(operands), mask)
+  return out.astype(v.dtype), lse
 
 
 def choose_tile(encoding, q: Array, k: Array) -> tuple[int, int]:
@@ -148,7 +149,6 @@ def _forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
   reached = grid.reached(mask)
   order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
   *batch, tokens, heads, width = operands.queries.rows['q'].shape
-  dtype = operands.keys.rows['v'].dtype
 
   def visit(i, n, running):
     """Adds the n-th of the reached tiles of keys to tile i of the queries."""
@@ -168,18 +168,18 @@ def _forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
     start, _ = grid.starts(i, 0)
     return tuple(
         jax.lax.dynamic_update_slice_in_dim(x, jnp.swapaxes(rows, axis, axis + 1), start, axis)
-        for x, rows, axis in zip(filled, _finish(*running, dtype), (len(batch),) * 2)
+        for x, rows, axis in zip(filled, _finish(*running), (len(batch),) * 2)
     )
 
-  filled = jnp.zeros((*batch, tokens, heads, width), dtype), jnp.zeros((*batch, tokens, heads))
+  filled = jnp.zeros((*batch, tokens, heads, width)), jnp.zeros((*batch, tokens, heads))
   return jax.lax.fori_loop(0, counts.size, fill, filled)
 
 
-def _finish(largest: Array, total: Array, out: Array, dtype) -> tuple[Array, Array]:
+def _finish(largest: Array, total: Array, out: Array) -> tuple[Array, Array]:
   """Turns the running sums of some rows into their output and log-sum-exp."""
   sees = total > 0
   total = jnp.where(sees, total, 1)
-  return (out / total[..., None]).astype(dtype), jnp.where(sees, largest + jnp.log(total), HIDDEN)
+  return out / total[..., None], jnp.where(sees, largest + jnp.log(total), HIDDEN)
 
 
 # --- Backward ------------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def _attention_forward(grid, moving, fixed, mask):
 def _attention_backward(grid, residuals, cotangents):
   moving, fixed, mask, out, lse = residuals
   by_out, by_lse = cotangents
-  by_out = by_out.astype(jnp.float32)
-  drop = jnp.einsum('...h,...h->...', by_out, out.astype(jnp.float32)) - by_lse
+  # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
+  drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
   lse = jnp.maximum(lse, LEAST)
   reached = grid.reached(mask)
   order = jnp.argsort(~reached.ravel(), stable=True)
