@@ -9,13 +9,13 @@ from pe_jax import kernels
 from pe_jax import layouts
 from pe_jax import positions
 from pe_jax import scaling
+from pe_jax._bind import bind
+from pe_jax._bind import factory
 from pe_jax.attention import attend
 from pe_jax.attention import attention_weights
 from pe_jax.base import assemble
-from pe_jax.base import bind
 from pe_jax.base import Dims
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.base import initial_carry
 from pe_jax.base import parameter_count
 from pe_jax.base import take_heads

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
+from pe_jax._bind import bind
+from pe_jax._bind import Bound
 from pe_jax.base import Arrays
-from pe_jax.base import bind
-from pe_jax.base import Bound
 from pe_jax.base import Dims
 from pe_jax.base import Encoding
 from pe_jax.encodings._none import none

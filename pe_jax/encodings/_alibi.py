@@ -7,10 +7,10 @@ Reference: Press et al., 2022, https://arxiv.org/abs/2108.12409.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
-from pe_jax.base import check_positive
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import distance
 
 Array = jax.Array

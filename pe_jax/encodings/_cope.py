@@ -11,9 +11,9 @@ Reference: Golovneva et al., 2024, https://arxiv.org/abs/2405.18719.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
+from pe_jax._bind import bind
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 
 Array = jax.Array
 

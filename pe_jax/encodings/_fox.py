@@ -9,9 +9,9 @@ Reference: Lin et al., 2025, https://arxiv.org/abs/2503.02130.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
+from pe_jax._bind import bind
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import expand
 
 Array = jax.Array

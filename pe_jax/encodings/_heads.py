@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
+from pe_jax._bind import bind
+from pe_jax._bind import freeze
 from pe_jax.base import Encoding
-from pe_jax.base import freeze
 
 Array = jax.Array
 Heads = tuple[int, ...]

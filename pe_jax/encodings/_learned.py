@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.base import bind
-from pe_jax.base import check_positive
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import expand
 from pe_jax.positions import is_concrete
 from pe_jax.positions import lookup

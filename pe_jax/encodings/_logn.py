@@ -10,9 +10,9 @@ https://arxiv.org/abs/2202.12172.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
+from pe_jax._bind import bind
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import as_float
 
 Array = jax.Array

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """No encoding. A causal mask alone still tells a decoder something of order."""
 
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 
 
 @factory

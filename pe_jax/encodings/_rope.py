@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import scaling as scaling_rules
-from pe_jax.base import bind
-from pe_jax.base import check_positive
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import expand
 from pe_jax.positions import phases
 from pe_jax.positions import split_turns

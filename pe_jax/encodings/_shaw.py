@@ -11,10 +11,10 @@ Reference: Shaw et al., 2018, https://arxiv.org/abs/1803.02155.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
-from pe_jax.base import check_positive
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import distance
 
 Array = jax.Array

@@ -13,9 +13,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pe_jax.base import bind
+from pe_jax._bind import bind
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.positions import distance
 
 Array = jax.Array

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import scaling
-from pe_jax.base import bind
-from pe_jax.base import check_positive
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Encoding
-from pe_jax.base import factory
 from pe_jax.encodings._rope import LAYOUTS
 from pe_jax.encodings._rope import rope_tables
 from pe_jax.positions import as_float

@@ -8,10 +8,10 @@ for each row, and may be traced.
 import jax
 import numpy as np
 
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.base import Arrays
-from pe_jax.base import bind
-from pe_jax.base import check_positive
-from pe_jax.base import factory
 from pe_jax.positions import expand
 from pe_jax.scaling._by_parts import blend
 from pe_jax.scaling._by_parts import check_ramp

@@ -4,9 +4,9 @@
 import jax
 import numpy as np
 
-from pe_jax.base import bind
-from pe_jax.base import check_positive
-from pe_jax.base import factory
+from pe_jax._bind import bind
+from pe_jax._bind import check_positive
+from pe_jax._bind import factory
 from pe_jax.scaling._rule import check_factor
 from pe_jax.scaling._rule import from_frequencies
 from pe_jax.scaling._rule import inverse_frequencies

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax._bind import bind
+from pe_jax._bind import Bound
 from pe_jax.base import Arrays
-from pe_jax.base import bind
-from pe_jax.base import Bound
 
 Array = jax.Array
 Number = float | Array
