@@ -54,4 +54,4 @@ def _cost() -> str:
 
 
 if __name__ == '__main__':
-  errors.run(main)
+  errors.run(main, stopped='; the same command goes on from the last checkpoint')

@@ -25,8 +25,13 @@ def closest_first(name: str, allowed: Iterable[str]) -> str:
   return ', '.join(near + [other for other in allowed if other not in near]) or '(none)'
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Runs an absl main; a UserError or a flag that cannot be read ends with exit status 2."""
+def run(main: Callable[[Sequence[str]], None], *, stopped: str = '') -> None:
+  """Runs an absl main; a UserError or a flag that cannot be read ends with exit status 2.
+
+  Args:
+    main: what to run.
+    stopped: what to add to the words that tell of Ctrl-C.
+  """
 
   def told(argv: Sequence[str]) -> None:
     try:
@@ -34,7 +39,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     except UserError as error:
       _stop(str(error), 2)
     except KeyboardInterrupt:
-      _stop('stopped by the keyboard; the same command goes on from the last checkpoint', 130)
+      _stop(f'stopped by the keyboard{stopped}', 130)
 
   app.run(told, flags_parser=_parse_flags)
 
