@@ -2,7 +2,8 @@
 """Encodings as they are typed: `rope(base=5e5); compose(rope(), alibi()); mine.py:gated(width=32)`.
 
 The text is read with ast and never evaluated: literals, the factories of pe_jax, its `scaling` and
-`positions`, and functions of files of your own. What was typed is the name in every table.
+`positions`, and functions of files of your own, which may stand alone: `mine.py:gated`. What was
+typed is the name in every table.
 """
 
 import ast
@@ -59,7 +60,10 @@ def encoding(typed: str) -> pe_jax.Encoding:
     tree = ast.parse(_FILE.sub(rename, typed), mode='eval').body
   except SyntaxError as error:
     raise errors.UserError(f'{typed!r} cannot be read ({error.msg}): {_HINT}') from None
-  made = _Reader(typed, files).value(tree)
+  reader = _Reader(typed, files)
+  made = reader.value(tree)
+  if callable(made) and isinstance(tree, ast.Name) and tree.id in files:  # mine.py:gated
+    made = reader.value(ast.Call(tree, [], []))
   if not isinstance(made, pe_jax.Encoding):
     hint = f'; write {typed}(...)' if callable(made) else ''
     raise errors.UserError(

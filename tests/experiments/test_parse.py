@@ -73,6 +73,10 @@ def test_reads_a_users_file_once_and_only_when_it_is_named(mine):
   assert [part.name for part in inside.parts] == ['rope(base=10000.0)', 'mine(width=8)']
 
 
+def test_a_factory_of_the_users_may_stand_alone(mine):
+  assert parse.encoding(f'{mine}:mine') == parse.encoding(f'{mine}:mine()')
+
+
 @pytest.mark.parametrize(
     ('typed', 'told'),
     [
