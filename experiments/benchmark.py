@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measure(shape: tuple[int, ...], dtype, rounds: int):
-  """Yields (name, bytes over the least, seconds of each round, seconds of the copy) of each form."""
+  """Yields (name, bytes over the least, seconds of each round, those of the copy) of each form."""
   x = jax.random.normal(jax.random.key(0), shape, dtype)
   positions = jnp.arange(shape[1])
   inv_freq = jnp.asarray(pe_jax.scaling.default()(width=shape[-1], base=1e4)[0], jnp.float32)
