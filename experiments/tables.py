@@ -70,10 +70,10 @@ def costs(rows: list[Row]) -> Table:
   """Lays out what each encoding costs."""
   return make([
       ('encoding', [Entry(row['encoding']) for row in rows]),
-      ('own parameters', [Entry(f"{row['parameters']['encoding']:,}") for row in rows]),
-      ('all parameters', [Entry(f"{row['parameters']['total']:,}") for row in rows]),
-      ('ms a step', [Entry(f"{1e3 * row['cost']['step_seconds']:.0f}") for row in rows]),
-      ('MB temporary', [Entry(f"{row['cost']['temporary_bytes'] / 1e6:.0f}") for row in rows]),
+      ('own parameters', [Entry(f'{row["parameters"]["encoding"]:,}') for row in rows]),
+      ('all parameters', [Entry(f'{row["parameters"]["total"]:,}') for row in rows]),
+      ('ms a step', [Entry(f'{1e3 * row["cost"]["step_seconds"]:.0f}') for row in rows]),
+      ('MB temporary', [Entry(f'{row["cost"]["temporary_bytes"] / 1e6:.0f}') for row in rows]),
   ])
 
 
@@ -110,7 +110,7 @@ def _entry(row, entry, quantity, digits, lowest, notes) -> Entry:
   if entry is None:
     return Entry('—', note=_note(notes, 'not evaluated at this length'))
   if 'reason' in entry:
-    return Entry('—', note=_note(notes, f"{row['encoding']}: {entry['reason']}"))
+    return Entry('—', note=_note(notes, f'{row["encoding"]}: {entry["reason"]}'))
   mean, deviation = entry[quantity]['mean'], entry[quantity]['deviation']
   if mean is None:
     return Entry('diverged')
