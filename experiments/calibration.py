@@ -18,7 +18,7 @@ from pe_jax import hf
 RULES = (
     'default', 'linear', 'ntk', 'ntk_fixed', 'ntk_mixed', 'ntk_by_parts', 'yarn', 'llama3',
     'dynamic_ntk', 'dynamic_yarn',
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from matplotlib import figure as mpl_figure
 import numpy as np
 
 from experiments import figure
+from experiments import findings
 from experiments.rope_facts import Facts
 from experiments.weights import Comparison
 
@@ -85,14 +86,14 @@ def _title(facts: Facts) -> str:
 def _wavelengths(axes, facts: Facts) -> None:
   channels = facts['channels']
   axes.set_title('Wavelength of each channel pair')
-  past = np.array(channels['stretch']) > 1.01
+  past = np.array(channels['stretch']) > findings.TOLERANCE
   if past.any():
     start = int(np.argmax(past))
     axes.axvspan(start - 0.5, len(past) - 0.5, color=_B, alpha=0.1, linewidth=0)
     axes.text(
         0.98, 0.03, 'shaded: past the angles of training', transform=axes.transAxes, ha='right',
         color='#a04000', fontsize=9,
-    )  # fmt: skip
+    )
   _plot_wavelengths(axes, channels['unscaled'], label='unscaled', **_UNSCALED)
   _plot_wavelengths(axes, channels['inv_freq'], label='as configured', **_OWN)
   _guides(axes.axhline, facts, axes)
@@ -119,11 +120,11 @@ def _guides(line: Callable, facts: Facts, axes) -> None:
     text, below = f'{name} {place:,.0f}', place <= facts['trained_length']
     if line == axes.axhline:
       axes.annotate(text, (1.01, place), xycoords=('axes fraction', 'data'),
-                    va='top' if below else 'bottom', color='#555555', fontsize=9)  # fmt: skip
+                    va='top' if below else 'bottom', color='#555555', fontsize=9)
     else:
       axes.annotate(text, (place, 0.99), xycoords=('data', 'axes fraction'), xytext=(-2, 0),
                     textcoords='offset points', va='top', ha='right', color='#555555', fontsize=9,
-                    rotation=90)  # fmt: skip
+                    rotation=90)
 
 
 def _looks(facts: Facts) -> Iterable[tuple[Facts, dict[str, Any]]]:
@@ -177,7 +178,7 @@ def _phases(axes, facts: Facts) -> None:
     axes.annotate(
         name, (lengths[-1], errors[-1]), xytext=(6, above), textcoords='offset points',
         va='center', color=color, fontsize=9, annotation_clip=False,
-    )  # fmt: skip
+    )
   axes.set_xscale('log', base=2)
   axes.set_yscale('log')
   axes.set_xlabel('position')
@@ -232,7 +233,7 @@ def _differences(axes, weights: Comparison | None) -> None:
   axes.annotate(
       'unrelated', (0.99, math.sqrt(2)), xycoords=('axes fraction', 'data'), xytext=(0, 3),
       textcoords='offset points', ha='right', color='#555555', fontsize=9,
-  )  # fmt: skip
+  )
   axes.set_yscale('log')
   axes.set_xlabel('tensor, in the order of the file')
   axes.set_ylabel('|b − a| / max(|a|, |b|)')

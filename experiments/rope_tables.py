@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+from experiments import findings
 from experiments import tables
 from experiments import wavelengths
 from experiments.checkpoints import Setting
@@ -21,7 +22,7 @@ GLOSSARY = {
     'reaches': 'tokens up to which no pair does',
     'q·k': 'expected at that distance, relative to an unrotated one, for q and k that agree equally'
            ' in all channels',
-}  # fmt: skip
+}
 
 
 def bands(facts: Facts) -> Table:
@@ -49,7 +50,7 @@ def _fate(channels: dict[str, list[float]], ratios: list[float], i: int) -> tupl
   slowest = min(ratios)
   kept, divided = abs(ratios[i] - 1) < 1e-6, abs(ratios[i] / (slowest or 1) - 1) < 1e-6
   complete = channels['turns_trained'][i] >= 1, channels['turns'][i] >= 1
-  return kept, divided, channels['stretch'][i] > 1.01, *complete
+  return kept, divided, channels['stretch'][i] > findings.TOLERANCE, *complete
 
 
 def _change(ratios: list[float]) -> Entry:
@@ -64,7 +65,7 @@ def _angles(channels: dict[str, list[float]], group: list[int]) -> Entry:
   stretch = max(channels['stretch'][i] for i in group)
   if not any(channels['inv_freq'][i] for i in group):
     return Entry('none')
-  if stretch > 1.01:
+  if stretch > findings.TOLERANCE:
     return Entry(f'up to {stretch:.2f} × those of training')
   if all(channels['turns_trained'][i] >= 1 for i in group):
     return Entry('all met in training')

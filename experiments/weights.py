@@ -25,7 +25,7 @@ _DTYPES = {
     'F8_E4M3': jnp.float8_e4m3fn, 'F8_E5M2': jnp.float8_e5m2,
     'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'BOOL': np.bool_,
     'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

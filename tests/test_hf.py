@@ -44,7 +44,7 @@ def test_every_type_of_transformers(kind):
     # Our float32 against the truth, as transformers' own float32 errs by up to 1e-6.
     for found, name, rtol in (
         (wide, 'float64', 1e-12), (wide, 'float32', 1e-6), (narrow, 'float64', 1e-6)
-    ):  # fmt: skip
+    ):
       want = case[name]
       assert len(found[0]) == len(want['inv_freq'])
       np.testing.assert_allclose(found[0], want['inv_freq'], rtol=rtol, err_msg=str(case['config']))
@@ -132,7 +132,7 @@ GEMMA = {
     'model_type': 'gemma3_text', 'head_dim': 256, 'num_hidden_layers': 26, 'rope_theta': 1e6,
     'rope_local_base_freq': 1e4, 'rope_scaling': {'rope_type': 'linear', 'factor': 8},
     'sliding_window_pattern': 6, 'sliding_window': 512,
-}  # fmt: skip
+}
 SMOLLM = {**SIZES, 'model_type': 'smollm3', 'num_hidden_layers': 8, 'rope_theta': 5e6}
 
 
@@ -165,7 +165,7 @@ def test_the_newer_spelling_of_two_bases():
   assert hf.layer_types(bert) == ('full_attention', *['sliding_attention'] * 2, 'full_attention')
   assert hf.rope_from_config(bert) == {
       'full_attention': pe_jax.rope(base=1.6e5), 'sliding_attention': pe_jax.rope(base=1e4),
-  }  # fmt: skip
+  }
 
 
 def test_layers_without_positions():
@@ -178,7 +178,7 @@ def test_layers_without_positions():
   assert hf.layer_types(cohere) == (*['sliding_attention'] * 3, 'no_rope')
   assert hf.rope_from_config(cohere) == {
       'sliding_attention': pe_jax.rope(layout='interleaved'), 'no_rope': pe_jax.none(),
-  }  # fmt: skip
+  }
   nothing = {**SIZES, 'rope_parameters': {'a': None, 'b': {'rope_type': 'default'}}}
   assert hf.rope_from_config(nothing) == {'a': pe_jax.none(), 'b': pe_jax.rope()}
 
@@ -243,7 +243,7 @@ def scaled(**table):
         ({'num_attention_heads': 3}, 'hidden_size=64 is no multiple'),
         ({'num_attention_heads': None}, 'num_attention_heads=None: give'),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_honoured_is_refused_by_name(config, says):
   with pytest.raises(ValueError, match=re.escape(says)):
     hf.rope_from_config({**SIZES, **config})

@@ -63,7 +63,7 @@ def test_27_scores_grow_by_the_square():
         ),
         ({'factor': 4, 'original_length': 64}, 8, 1e4, {0: 1, 1: 0.0625, 2: 0.0025, 3: 0.00025}),
     ],
-)  # fmt: skip
+)
 def test_45_yarn_at_its_edges(options, width, base, want):
   frequencies, _ = scaling.yarn(**options)(width, base)
   np.testing.assert_allclose(frequencies[list(want)], list(want.values()), rtol=1e-6)
@@ -86,7 +86,7 @@ def test_61_large_bases_and_lengths_are_no_fixed_width_integers():
   assert rule == scaling.yarn(factor=40.0, original_length=163840.0)
   assert np.isfinite(rule(64, 1e4)[0]).all()
   traced = jax.jit(lambda length: scaling.dynamic_ntk_frequencies(
-      16, 1e4, length, factor=500_000, original_length=2048)[0])(8192)  # fmt: skip
+      16, 1e4, length, factor=500_000, original_length=2048)[0])(8192)
   np.testing.assert_allclose(
       traced, scaling.dynamic_ntk(factor=500_000, original_length=2048)(16, 1e4, 8192)[0], rtol=1e-5
   )
@@ -134,7 +134,7 @@ YARN = {'factor': 4, 'original_length': 512}
         (lambda: pe_jax.rope(scaling=scaling.linear), 'is no rule'),
         (lambda: pe_jax.rope(scaling='linear'), 'is no rule'),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_make_no_sense_are_named(call, says):
   with pytest.raises(ValueError, match=re.escape(says)):
     call()

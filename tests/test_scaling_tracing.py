@@ -38,7 +38,7 @@ TRACED = {
         'length': 2000.0, 'original_length': 512.0, 'beta_fast': 16.0, 'beta_slow': 0.7,
     },
     'longrope': {'length': 20.0, 'original_length': 16.0, 'attention_factor': 1.3},
-}  # fmt: skip
+}
 STATIC = {
     'ntk_by_parts': {'truncate': False},
     'yarn': {'truncate': False},

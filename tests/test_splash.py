@@ -102,7 +102,7 @@ def test_the_log_sum_exp_is_that_of_the_logits():
   _, lse = SPLASH(
       q, k, v, jnp.arange(128), jnp.arange(128), encoding=pe_jax.none(), params={},
       mask=Mask(), scale=0.25, length=None, softcap=None,
-  )  # fmt: skip
+  )
   logits = 0.25 * np.einsum('btnh,bskh->btns', np.float64(q), np.float64(k))
   np.testing.assert_allclose(lse, np.log(np.exp(logits).sum(axis=-1)), atol=1e-5)
 

@@ -118,13 +118,13 @@ def test_a_sliding_layer_needs_no_more_than_its_window():
   config = BARE | {
       'model_type': 'gemma3_text', 'num_hidden_layers': 6, 'sliding_window': 512,
       'rope_theta': 1e6, 'rope_local_base_freq': 1e4, 'max_position_embeddings': 32768,
-  }  # fmt: skip
+  }
   sliding, full = sorted(
       calibration.layers(config, length=10**6, trained=None), key=lambda layer: -layer.count
   )
   assert (sliding.kind, sliding.count, sliding.trained, sliding.length) == (
       'sliding_attention', 5, 512, 512,
-  )  # fmt: skip
+  )
   # No distance is new to it, but its phases are those of the whole text.
   assert [f.setting for f in findings.find(config, sliding)] == ['precision']
   assert [f for f in findings.find(config, full) if f.level == 'warning']
@@ -134,7 +134,7 @@ def test_layers_that_share_a_rule_with_longer_ones_are_not_told_of_its_factor():
   config = BARE | {
       'model_type': 'gpt_oss', 'sliding_window': 128, 'max_position_embeddings': 16384,
       'layer_types': ['sliding_attention', 'full_attention'], 'rope_scaling': YARN,
-  }  # fmt: skip
+  }
   for layer in calibration.layers(config, length=None, trained=None):
     assert not findings.find(config, layer)
 

@@ -29,7 +29,7 @@ SIZES = transformer.Config(vocab=64, layers=1, model=32, heads=4)
 CONFIG = {
     'hidden_size': 32, 'num_attention_heads': 4, 'num_hidden_layers': 2, 'model_type': 'llama',
     'max_position_embeddings': 64, 'rope_theta': 1e4,
-}  # fmt: skip
+}
 ONE_RULE = rope_facts.Asked(rules=('ntk',))
 
 
@@ -224,11 +224,11 @@ def test_layers_that_turn_otherwise_are_put_side_by_side(make):
   local = CONFIG | {
       'model_type': 'gemma3_text', 'rope_local_base_freq': 1e4, 'rope_theta': 1e6,
       'layer_types': ['sliding_attention', 'full_attention'],
-  }  # fmt: skip
+  }
   pair = read(make('a'), make('b', None, local))
   assert [(a['kind'], b['kind']) for a, b in pair.layers] == [
       ('full_attention', 'sliding_attention'), ('full_attention', 'full_attention'),
-  ]  # fmt: skip
+  ]
 
 
 def test_everything_is_written(make, trained, tmp_path):
@@ -238,7 +238,7 @@ def test_everything_is_written(make, trained, tmp_path):
   rope_output.write_pair(out, pair, rich_console.Console(quiet=True))
   assert {path.name for path in out.iterdir()} == {
       'report.json', 'report.html', 'figure.png', 'figure.svg', 'figure.pdf',
-  }  # fmt: skip
+  }
   written = json.loads((out / 'report.json').read_text())
   assert written['weights']['verdict'] == 'fine-tuned'
   assert len(written['weights']['differences']) == len(trained['base'])
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_one_line_and_status_2(make, trained, tmp_path):
        f'--workdir={tmp_path / "out"}', '--rule=ntk'],
       capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[2],
       env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-  )  # fmt: skip
+  )
   assert done.returncode == 2
   assert str(path) in done.stderr and len(done.stderr.splitlines()) == 1
   assert not (tmp_path / 'out').exists()

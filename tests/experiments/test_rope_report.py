@@ -137,7 +137,7 @@ def test_the_effect_on_wavelengths_is_told_by_equal_channels():
   longest = 2 * math.pi * 1e4 ** (62 / 64)
   assert [entry.text for entry in row] == [
       '0 – 31', f'6.28 – {longest:,.0f}', f'25.1 – {4 * longest:,.0f}', '4',
-  ]  # fmt: skip
+  ]
   yarn = facts({'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096})
   rows = rope_tables.effect(plain, yarn).rows
   assert [rows[0][3].text, rows[-1][3].text] == ['1', '4'] and 3 <= len(rows) <= 6
@@ -188,7 +188,7 @@ def run(*flags):
       [sys.executable, '-m', 'experiments.rope_report', *flags],
       capture_output=True, text=True, check=False, cwd=LLAMA.parents[2],
       env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-  )  # fmt: skip
+  )
 
 
 def test_the_command_writes_everything(tmp_path):
@@ -199,7 +199,7 @@ def test_the_command_writes_everything(tmp_path):
   assert told in done.stdout and 'yarn(factor=16, original_length=8192)' in done.stdout
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
       'report.json', 'report.html', 'figure.png', 'figure.svg', 'figure.pdf',
-  }  # fmt: skip
+  }
   [layer] = json.loads((tmp_path / 'out' / 'report.json').read_text())['layers']
   assert layer['channels'].keys() >= {'wavelength', 'turns', 'turns_trained', 'stretch'}
   assert len(layer['rules']) == 3 and layer['findings'][0]['setting'] == 'factor'

@@ -45,7 +45,7 @@ def test_tensors_without_a_counterpart(make):
   tables = {'rotary_emb.inv_freq': np.ones(4, np.float32)}
   base = make('base', {'x': x, 'y': y, 'n': np.ones(3, np.float32)})
   assert compare(base, make('a', {'x': x, 'y': y, 'n': np.ones(3, np.float32)} | tables)
-                 ).verdict == 'same weights'  # fmt: skip
+                 ).verdict == 'same weights'
   longer = compare(base, make('b', {'x': x, 'y': y, 'n': np.ones(4, np.float32)}))
   assert (longer.verdict, longer.other_shapes) == ('fine-tuned', ['n'])
   other = compare(base, make('c', {'x': x[:9], 'z': y}))
