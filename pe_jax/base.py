@@ -171,6 +171,8 @@ class Encoding:
 
 # --- Arrays of a record --------------------------------------------------------------------------
 
+_MANY_HEADS = 1024  # more than any model has, so that the number of every head is below it
+
 
 def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
   """Merges the constants of `encoding` with `params`; what is in params wins.
@@ -184,7 +186,8 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
     The dict that every hook takes.
 
   Raises:
-    ValueError: a trained array is missing, or a name is neither trained nor constant.
+    ValueError: a trained array is missing, a name is neither trained nor constant, or the record
+      does not fit the sizes.
   """
   given = _paths(params)
   trained = _paths(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
@@ -195,15 +198,22 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
   try:
     constants = encoding.constants(dims)
   except ValueError:
-    if given == trained:
+    # `dims` may be of a shard, and params assembled for the whole model: then nothing is missing.
+    if given - trained != _constant_names(encoding, dims):
       raise
-    return params  # complete, from the whole model; these are the sizes of one shard of it
+    return params
   if unknown := sorted(given - trained - _paths(constants)):
     raise ValueError(
         f'{encoding} has no arrays {unknown}: it has {sorted(trained)} trained and '
         f'{sorted(_paths(constants))} constant.'
     )
   return _merge(constants, params)
+
+
+def _constant_names(encoding: Encoding, dims: Dims) -> set[str]:
+  """Returns the names of the constants, which do not depend on how many heads there are."""
+  many = Dims(dims.model, _MANY_HEADS, _MANY_HEADS, dims.head_dim)
+  return _paths(jax.eval_shape(lambda: encoding.constants(many)))
 
 
 def _merge(below: Arrays, above: Arrays) -> Arrays:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,28 @@ def test_missing_and_unknown_arrays_are_named():
     pe_jax.assemble(both, {'0': {}, '1': {}}, DIMS)
   with pytest.raises(ValueError, match=r"has no arrays \['slope'\]"):
     pe_jax.assemble(pe_jax.alibi(), {'slope': jnp.ones(4)}, DIMS)
+
+
+@pytest.mark.parametrize(
+    'encoding, said',
+    [
+        (pe_jax.rope(width=998), 'width=998 is more than head_dim=8'),
+        (pe_jax.on_heads(pe_jax.rope(), heads=(7,)), 'heads=(7,) of 4'),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named_although_an_array_is_given(encoding, said):
+  with pytest.raises(ValueError, match=re.escape(said)):
+    pe_jax.assemble(encoding, {'inv_freq': jnp.ones(4)}, DIMS)
+
+
+def test_arrays_of_the_whole_model_are_complete_for_a_shard():
+  encoding = pe_jax.on_heads(pe_jax.rope(), heads=(2, 3))
+  whole = pe_jax.assemble(encoding, {}, DIMS)
+  shard = pe_jax.take_heads(encoding, whole, slice(2, 4))
+  assert pe_jax.assemble(encoding, shard, Dims(32, 2, 1, 8)) is shard
+  incomplete = {name: leaf for name, leaf in shard.items() if name != 'on_heads'}
+  with pytest.raises(ValueError, match='choose heads below 2'):
+    pe_jax.assemble(encoding, incomplete, Dims(32, 2, 1, 8))
 
 
 def test_a_base_can_be_swept_and_differentiated():
