@@ -189,8 +189,8 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
     ValueError: a trained array is missing, a name is neither trained nor constant, or the record
       does not fit the sizes.
   """
-  given = _paths(params)
-  trained = _paths(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
+  given = leaf_names(params)
+  trained = leaf_names(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
   if missing := sorted(trained - given):
     raise ValueError(
         f'{encoding} misses the trained arrays {missing}: pass encoding.init(key, dims) as params.'
@@ -202,10 +202,10 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
     if given - trained != _constant_names(encoding, dims):
       raise
     return params
-  if unknown := sorted(given - trained - _paths(constants)):
+  if unknown := sorted(given - trained - leaf_names(constants)):
     raise ValueError(
         f'{encoding} has no arrays {unknown}: it has {sorted(trained)} trained and '
-        f'{sorted(_paths(constants))} constant.'
+        f'{sorted(leaf_names(constants))} constant.'
     )
   return _merge(constants, params)
 
@@ -213,7 +213,7 @@ def assemble(encoding: Encoding, params: Arrays, dims: Dims) -> Arrays:
 def _constant_names(encoding: Encoding, dims: Dims) -> set[str]:
   """Returns the names of the constants, which do not depend on how many heads there are."""
   many = Dims(dims.model, _MANY_HEADS, _MANY_HEADS, dims.head_dim)
-  return _paths(jax.eval_shape(lambda: encoding.constants(many)))
+  return leaf_names(jax.eval_shape(lambda: encoding.constants(many)))
 
 
 def _merge(below: Arrays, above: Arrays) -> Arrays:
@@ -225,12 +225,14 @@ def _merge(below: Arrays, above: Arrays) -> Arrays:
   return {**below, **above, **nested}
 
 
-def _path(path) -> str:
+def leaf_name(path: tuple[Any, ...]) -> str:
+  """Writes the path of a leaf of nested dicts, as jax.tree_util gives it, as `part/name`."""
   return '/'.join(str(key.key) for key in path)
 
 
-def _paths(arrays: Arrays) -> set[str]:
-  return {_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(arrays)[0]}
+def leaf_names(arrays: Arrays) -> set[str]:
+  """Returns the names of all leaves."""
+  return {leaf_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(arrays)[0]}
 
 
 def trainable(encoding: Encoding, params: Arrays) -> Arrays:
@@ -243,8 +245,8 @@ def trainable(encoding: Encoding, params: Arrays) -> Arrays:
   {'slopes': False}
   """
   dims = Dims(model=64, heads=8, kv_heads=8, head_dim=64)  # names do not depend on sizes
-  trained = _paths(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
-  return jax.tree_util.tree_map_with_path(lambda path, _: _path(path) in trained, params)
+  trained = leaf_names(jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims)))
+  return jax.tree_util.tree_map_with_path(lambda path, _: leaf_name(path) in trained, params)
 
 
 def parameter_count(encoding: Encoding, dims: Dims) -> int:
@@ -261,7 +263,7 @@ def parameter_count(encoding: Encoding, dims: Dims) -> int:
 def take_heads(encoding: Encoding, params: Arrays, heads: slice) -> Arrays:
   """Slices every leaf that has a head axis, as one shard or one grid step needs it."""
   return jax.tree_util.tree_map_with_path(
-      lambda path, leaf: leaf[heads] if _path(path) in encoding.per_head else leaf, params
+      lambda path, leaf: leaf[heads] if leaf_name(path) in encoding.per_head else leaf, params
   )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pe_jax.attention import attend
 from pe_jax.base import assemble
+from pe_jax.base import leaf_name
 from pe_jax.masks import Mask
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
@@ -56,12 +57,8 @@ def _check_finite(gradients, when: str, **given):
     if bad.size:
       at = tuple(int(i) for i in bad[0])
       raise Violation(
-          f'the gradient for {_name(path)} is {leaf[at]} {when}, at {list(at)}', **given
+          f'the gradient for {leaf_name(path)} is {leaf[at]} {when}, at {list(at)}', **given
       )
-
-
-def _name(path) -> str:
-  return '/'.join(str(key.key) for key in path)
 
 
 def law_gradients_finite(subject: Subject):
@@ -83,7 +80,7 @@ def law_gradients_reach(subject: Subject):
   gradients = _gradients(subject, subject.positions)['params']
   for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]:
     if not np.any(leaf):
-      raise Violation(f'the gradient for {_name(path)} is 0 everywhere')
+      raise Violation(f'the gradient for {leaf_name(path)} is 0 everywhere')
 
 
 @functools.partial(jax.jit, static_argnames=('encoding', 'kernel'))

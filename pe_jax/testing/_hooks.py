@@ -7,6 +7,7 @@ import numpy as np
 
 from pe_jax.base import assemble
 from pe_jax.base import Dims
+from pe_jax.base import leaf_name
 from pe_jax.base import take_heads
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import compare_hooks
@@ -193,7 +194,7 @@ def law_heads(subject: Subject):
 
 def _check_per_head(subject: Subject):
   leaves = {
-      '/'.join(str(key.key) for key in path): leaf
+      leaf_name(path): leaf
       for path, leaf in jax.tree_util.tree_flatten_with_path(subject.params)[0]
   }
   for name in subject.encoding.per_head:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.base import assemble
+from pe_jax.base import leaf_name
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
@@ -49,6 +50,6 @@ def law_kernel(subject: Subject):
     got = run(kernel=subject.kernel)
   want = jax.tree_util.tree_flatten_with_path(run(kernel=None))[0]
   for (path, dense), own in zip(want, jax.tree.leaves(got)):
-    name = '/'.join(str(key.key) for key in path)
+    name = leaf_name(path)
     name = name if name == 'attend' else f'the gradient for {name}'
     compare(name, np.asarray(own), np.asarray(dense), 'of this kernel, against the dense one')

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from pe_jax.base import Dims
+from pe_jax.base import leaf_name
 from pe_jax.testing._compare import compare
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import refusals
@@ -96,7 +97,6 @@ def _head_specs(subject: Subject):
 
   def spec(path, leaf):
     del leaf
-    name = '/'.join(str(key.key) for key in path)
-    return P('heads') if name in subject.encoding.per_head else P()
+    return P('heads') if leaf_name(path) in subject.encoding.per_head else P()
 
   return jax.tree_util.tree_map_with_path(spec, subject.params)

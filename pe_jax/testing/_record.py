@@ -13,6 +13,8 @@ import numpy as np
 
 from pe_jax.base import Dims
 from pe_jax.base import Encoding
+from pe_jax.base import leaf_name
+from pe_jax.base import leaf_names
 from pe_jax.testing._compare import NotApplicable
 from pe_jax.testing._compare import Violation
 from pe_jax.testing._run import run_hooks
@@ -115,23 +117,19 @@ def law_constants(subject: Subject):
   encoding, dims = subject.encoding, subject.dims
   constants = encoding.constants(dims)
   trained = encoding.init(jax.random.key(0), dims)
-  both = _names(constants) & _names(trained)
+  both = leaf_names(constants) & leaf_names(trained)
   if both:
     raise Violation(f'{sorted(both)} are constants and trained at once')
   for path, leaf in jax.tree_util.tree_flatten_with_path(trained)[0]:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
       raise Violation(
-          f'init returns {jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which cannot be '
+          f'init returns {leaf_name(path)} of dtype {leaf.dtype}, which cannot be '
           'trained: return it from constants'
       )
   wide = Dims(dims.model * 2, dims.heads, dims.kv_heads, dims.head_dim)
   same = jax.tree.map(lambda a, b: np.array_equal(a, b), constants, encoding.constants(wide))
   if not jax.tree.all(same):
     raise Violation('constants change with the width of the model', model=wide.model)
-
-
-def _names(tree: Any) -> set[str]:
-  return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def law_init(subject: Subject):
