@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the TPU's own compiler makes of our programs, without a TPU; the same lowered for CUDA."""
+
+from concurrent import futures
+import functools
+import re
+
+from flax import nnx
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pe_jax
+from pe_jax import kernels
+from pe_jax import Mask
+from pe_jax import transformer
+from pe_jax.transformer import _layers
+
+# What libtpu asks a cloud machine for; it only compiles here.
+NO_CLOUD = {
+    'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+    'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
+    'TPU_SKIP_MDS_QUERY': '1',
+    'TPU_WORKER_HOSTNAMES': 'localhost',
+}
+
+FAMILIES = {  # one encoding for each hook
+    'embed': pe_jax.sinusoidal(),
+    'query and key': pe_jax.rope(),
+    'bias of distance': pe_jax.t5(),
+    'bias of content and value': pe_jax.shaw(),
+    'place': pe_jax.fox(),
+    'logits': pe_jax.cope(),
+}
+each_family = pytest.mark.parametrize('encoding', FAMILIES.values(), ids=FAMILIES)
+
+
+@pytest.fixture(scope='module')
+def chip():
+  """A function from a slice to its first chip, which exists for the TPU's compiler only."""
+  pytest.importorskip('libtpu', reason='the TPU compiler is not installed: pip install jax[tpu]')
+  with pytest.MonkeyPatch.context() as patch:
+    for name, value in NO_CLOUD.items():
+      patch.setenv(name, value)
+
+    def first(topology):
+      devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
+      return jax.sharding.SingleDeviceSharding(devices[0])
+
+    yield first
+
+
+@pytest.fixture(scope='module')
+def v5e(chip):
+  return chip('v5e:2x2')
+
+
+def compile_for(chip, fn, *args):
+  place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip)
+  return jax.jit(fn).lower(*jax.tree.map(place, args)).compile()
+
+
+def cycles(program):
+  """What the compiler estimates, summed over operations. It has no estimate of Pallas kernels."""
+  found = re.findall(r'"estimated_cycles":"(\d+)"', program.as_text())
+  assert found
+  return sum(map(int, found))
+
+
+# --- Whole training steps ------------------------------------------------------------------------
+
+
+def training_step(encoding):
+  """A step of a small decoder, and the shapes of what it takes."""
+  config = transformer.Config(vocab=128, layers=2, model=256, heads=2, dtype='bfloat16')
+  optimizer = optax.adamw(1e-3)
+
+  def make():
+    model = transformer.Decoder(config, encoding, rngs=nnx.Rngs(jax.random.key(0)))
+    return model, optimizer.init(model)
+
+  def loss(model, tokens):
+    logits = model(tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+  def step(model, state, tokens):
+    value, gradient = jax.value_and_grad(loss)(model, tokens)
+    updates, state = optimizer.update(gradient, state, model)
+    return optax.apply_updates(model, updates), state, value
+
+  model, state = jax.eval_shape(make)
+  return step, (model, state, jax.ShapeDtypeStruct((1, 129), jnp.int32))
+
+
+@each_family
+def test_a_training_step_compiles_for_a_tpu(v5e, encoding):
+  step, args = training_step(encoding)
+  assert cycles(compile_for(v5e, step, *args)) > 0
+
+
+@each_family
+def test_a_training_step_lowers_for_cuda(encoding):
+  step, args = training_step(encoding)
+  flat, tree = jax.tree.flatten(args)
+  exported = jax.export.export(
+      jax.jit(lambda *leaves: jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves)))),
+      platforms=['cuda'],
+  )(*flat)
+  assert exported.platforms == ('cuda',)
+
+
+# --- Attention -----------------------------------------------------------------------------------
+
+
+def attention_and_back(encoding, mask, kernel, tokens=256):
+  dims = pe_jax.Dims(model=256, heads=2)
+  params = encoding.init(jax.random.key(0), dims)
+
+  def loss(q, k, v, params):
+    positions = jnp.arange(q.shape[1])
+    out = pe_jax.attend(
+        q, k, v, positions, positions, encoding=encoding, params=params, mask=mask, kernel=kernel
+    )
+    return jnp.square(out.astype(jnp.float32)).sum()
+
+  x = jax.ShapeDtypeStruct((1, tokens, 2, 128), jnp.bfloat16)
+  return jax.grad(loss, argnums=(0, 1, 2, 3)), (x, x, x, params)
+
+
+@pytest.mark.parametrize('kernel', [kernels.dense, kernels.blockwise], ids=lambda fn: fn.__name__)
+def test_attention_and_its_gradients_compile_for_a_tpu(v5e, kernel):
+  fn, args = attention_and_back(pe_jax.t5(), Mask(causal=True), kernel)
+  assert cycles(compile_for(v5e, fn, *args)) > 0
+
+
+def test_splash_attention_compiles_for_a_tpu_without_an_array_of_all_logits(v5e):
+  tokens = 2048
+  segments = jnp.ones(tokens, jnp.int32)
+  mask = Mask(causal=True, window=100, q_segments=segments, k_segments=segments)
+  fn, args = attention_and_back(pe_jax.rope(), mask, kernels.splash, tokens)
+  program = compile_for(v5e, fn, *args)
+  assert all(f'splash_mha_{part}' in program.as_text() for part in ('fwd', 'dq', 'dkv'))
+  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 8
+
+
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'v6e:2x2'])
+def test_flash_attention_with_a_trained_bias_has_no_array_of_all_logits(chip, topology):
+  tokens = 2048
+  encoding, mask = pe_jax.alibi_learned(), Mask(causal=True)
+  fn, args = attention_and_back(encoding, mask, kernels.flash_tpu, tokens)
+  program = compile_for(chip(topology), fn, *args)
+  assert 'pe_jax_flash' in program.as_text()
+  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 8
+
+
+# --- The cost of position ------------------------------------------------------------------------
+
+TOKENS, WIDTH, HEADS = 2048, 2048, 16
+
+
+def layer_cycles(chip, encoding):
+  """Cycles of attention and its four projections, forward and backward, all logits at once."""
+  config = transformer.Config(vocab=8, layers=1, model=WIDTH, heads=HEADS, dtype='bfloat16')
+
+  def make():
+    rngs = nnx.Rngs(jax.random.key(0))
+    layers = _layers.plan(config, encoding)[1]
+    attention = transformer.Attention(config, rngs=rngs)
+    return attention, transformer.LayerEncodings(config, layers, rngs=rngs)
+
+  def loss(modules, x):
+    attention, encodings = modules
+    attend = encodings.attention(
+        mask=Mask(causal=True), positions=jnp.arange(TOKENS), length=None, kernel=kernels.dense
+    )
+    return jnp.square(attention(x, functools.partial(attend, 0)).astype(jnp.float32)).sum()
+
+  x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16)
+  return cycles(compile_for(chip, jax.grad(loss, argnums=(0, 1)), jax.eval_shape(make), x))
+
+
+def test_position_is_free_in_a_tpu_layer(v5e):
+  encodings = [pe_jax.rope(), pe_jax.rope(layout='interleaved'), pe_jax.alibi()]
+  with futures.ThreadPoolExecutor(2) as pool:  # the compiler runs beside itself
+    none, *others = pool.map(functools.partial(layer_cycles, v5e), [pe_jax.none(), *encodings])
+  ratios = {encoding: found / none for encoding, found in zip(encodings, others, strict=True)}
+  assert max(ratios.values()) <= 1.05, ratios
