@@ -15,6 +15,7 @@ from pe_jax.base import Dims
 from pe_jax.base import Encoding
 from pe_jax.kernels import _dense
 from pe_jax.masks import Mask
+from pe_jax.positions import expand
 
 Array = jax.Array
 
@@ -159,7 +160,7 @@ def _align(coords: Any, x: Array, name: str) -> Any:
       raise ValueError(
           f'{name} has dtype {leaf.dtype}, which cannot count tokens: pass int32 or float32.'
       )
-    leaf = jnp.expand_dims(leaf, range(max(len(batch) + 1 - leaf.ndim, 0)))
+    leaf = expand(leaf, len(batch) + 1)
     fits = all(have in (1, want) for have, want in zip(leaf.shape, batch))
     if not fits or leaf.ndim > len(batch) + 2:
       raise ValueError(f'{name} has shape {leaf.shape}, which does not fit the batch axes {batch}.')
@@ -174,7 +175,7 @@ def _default_length(encoding: Encoding, q_pos: Any, mask: Mask) -> Array:
         f'{encoding} reads the length, which several coordinates do not tell: give length.'
     )
   if mask.q_segments is not None:
-    segments = jnp.expand_dims(mask.q_segments, range(q_pos.ndim - mask.q_segments.ndim))
+    segments = expand(mask.q_segments, q_pos.ndim)
     q_pos = jnp.where(segments == 0, 0, q_pos)
   return 1 + jnp.max(q_pos, axis=-1)
 
@@ -187,7 +188,7 @@ def _visible(mask: Mask, q: Array, k: Array) -> tuple[Array | None, Array | None
   allowed = mask.evaluate(queries, keys)
   if allowed.ndim > q.ndim:
     raise ValueError(f'the mask has shape {allowed.shape}, more axes than q with {q.shape}.')
-  allowed = jnp.expand_dims(allowed, range(q.ndim - allowed.ndim))
+  allowed = expand(allowed, q.ndim)
   rows, columns = allowed.any(axis=-1), allowed.any(axis=-2)
   if columns.shape[-2] > 1:  # a key head is seen if one of its query heads sees it
     columns = columns.reshape(*columns.shape[:-2], k.shape[-2], -1, columns.shape[-1]).any(axis=-2)

@@ -12,6 +12,7 @@ from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
 from pe_jax.positions import distance
+from pe_jax.positions import expand
 
 Array = jax.Array
 
@@ -57,7 +58,7 @@ def alibi_bias(q_pos: Array, k_pos: Array, slopes: Array) -> Array:
   [[[-2.0, -1.5, -1.0, -0.5, -0.0]]]
   """
   steps = jnp.abs(distance(q_pos, k_pos))[..., None, :, :]
-  slopes = jnp.asarray(slopes, jnp.float32).reshape((1,) * (steps.ndim - 3) + (-1, 1, 1))
+  slopes = expand(jnp.asarray(slopes, jnp.float32)[:, None, None], steps.ndim)
   return -slopes * steps
 
 

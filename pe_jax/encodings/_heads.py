@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pe_jax._bind import bind
 from pe_jax._bind import freeze
 from pe_jax.base import Encoding
+from pe_jax.positions import expand
 
 Array = jax.Array
 Heads = tuple[int, ...]
@@ -76,20 +77,20 @@ def _acts(params, axes: int, heads: int | None = None) -> Array:
 
 
 def _rotated(params, x, coords, length, *, hook: Callable):
-  acts = jnp.expand_dims(_acts(params, 1, x.shape[-2]), range(x.ndim - 2))
+  acts = expand(_acts(params, 1, x.shape[-2]), x.ndim)
   return jnp.where(acts, hook(params, x, coords, length), x)
 
 
 def _added(params, *args, hook: Callable):
   term = hook(params, *args)
-  return jnp.where(jnp.expand_dims(_acts(params, 2), range(term.ndim - 3)), term, 0)
+  return jnp.where(expand(_acts(params, 2), term.ndim), term, 0)
 
 
 def _changed(params, logits, *args, hook: Callable):
   changed = hook(params, logits, *args)
-  return jnp.where(jnp.expand_dims(_acts(params, 2), range(logits.ndim - 3)), changed, logits)
+  return jnp.where(expand(_acts(params, 2), logits.ndim), changed, logits)
 
 
 def _summed(params, *args, hook: Callable):
   term = hook(params, *args)
-  return jnp.where(jnp.expand_dims(_acts(params, 1), range(term.ndim - 2)), term, 0)
+  return jnp.where(expand(_acts(params, 1), term.ndim), term, 0)

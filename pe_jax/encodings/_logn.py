@@ -14,6 +14,7 @@ from pe_jax._bind import bind
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
 from pe_jax.positions import as_float
+from pe_jax.positions import expand
 
 Array = jax.Array
 
@@ -44,8 +45,7 @@ def _constants(dims, *, trained_length: float):
 def _query(params, q, coords, length):
   del length
   scale = log_n_scale(coords, params['trained_length'])[..., None, None]
-  scale = jnp.expand_dims(scale, range(q.ndim - scale.ndim))
-  return (q.astype(jnp.float32) * scale).astype(q.dtype)
+  return (q.astype(jnp.float32) * expand(scale, q.ndim)).astype(q.dtype)
 
 
 @factory

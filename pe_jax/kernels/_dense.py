@@ -4,6 +4,8 @@
 import jax
 import jax.numpy as jnp
 
+from pe_jax.positions import expand
+
 Array = jax.Array
 
 
@@ -49,7 +51,7 @@ def weights(q, k, v, q_coords, k_coords, *, encoding, params, mask, scale, lengt
     logits = logits + check_bias(bias, logits, encoding)
   allowed = mask.evaluate(*logits.shape[-2:])
   if allowed is not None:
-    allowed = jnp.expand_dims(allowed, range(logits.ndim - allowed.ndim))
+    allowed = expand(allowed, logits.ndim)
   if encoding.logits is not None:
     seen = jnp.ones_like(logits, bool) if allowed is None else allowed
     logits = encoding.logits(params, logits, raw_q, raw_k, q_coords, k_coords, seen)
@@ -73,7 +75,7 @@ def check_bias(bias: Array, logits: Array, encoding) -> Array:
   Raises:
     ValueError: a bias for another number of heads, queries or keys.
   """
-  bias = jnp.expand_dims(bias, range(max(logits.ndim - bias.ndim, 0)))
+  bias = expand(bias, logits.ndim)
   fits = all(have in (1, want) for have, want in zip(bias.shape[:-3], logits.shape[:-3]))
   if bias.shape[-3:] != logits.shape[-3:] or not fits:
     raise ValueError(

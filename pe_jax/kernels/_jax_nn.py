@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from pe_jax.kernels._dense import check_bias
 from pe_jax.kernels._dense import repeat_heads
+from pe_jax.positions import expand
 
 
 def _attention(
@@ -29,8 +30,7 @@ def _attention(
     bias = _flatten(check_bias(bias, logits, encoding), batch)
   allowed = mask.evaluate(queries, keys)
   if allowed is not None:
-    allowed = jnp.expand_dims(allowed, range(q.ndim - allowed.ndim))
-    allowed = _flatten(allowed, batch)
+    allowed = _flatten(expand(allowed, q.ndim), batch)
   if encoding.query is not None:
     q = encoding.query(params, q, q_coords, length)
   if encoding.key is not None:

@@ -14,6 +14,7 @@ from pe_jax.base import Encoding
 from pe_jax.base import initial_carry
 from pe_jax.kernels._dense import repeat_heads
 from pe_jax.masks import Mask
+from pe_jax.positions import expand
 from pe_jax.testing._compare import Violation
 
 Array = jax.Array
@@ -93,8 +94,7 @@ def project(x: Array, weights: Arrays) -> tuple[Array, Array, Array]:
   q = jnp.einsum('...td,dnh->...tnh', x, weights['q'])
   k = jnp.einsum('...td,dnh->...tnh', x, weights['k'])
   v = jnp.einsum('...td,dnh->...tnh', x, weights['v'])
-  bias = weights['v_bias'].reshape((1,) * (v.ndim - 2) + weights['v_bias'].shape)
-  return q, k, v + bias
+  return q, k, v + expand(weights['v_bias'], v.ndim)
 
 
 def run_layer(params, weights, row: Row, *, encoding, dims: Dims, kernel=None) -> Array:
