@@ -2,7 +2,6 @@
 """Every encoding of pe_jax under every law."""
 
 import functools
-import inspect
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +10,7 @@ import pe_jax
 from pe_jax import scaling
 from pe_jax import testing
 from tests import references
+from tests.factories import factories
 
 DIMS = pe_jax.Dims(model=64, heads=4, kv_heads=2, head_dim=16)
 SIX_HEADS = pe_jax.Dims(model=63, heads=6, kv_heads=2, head_dim=8)
@@ -94,23 +94,13 @@ def test_encoding_keeps_every_law(name):
   assert report.ok
 
 
-def _factories():
-  """Everything exported that returns an encoding."""
-  exported = {name: getattr(pe_jax, name) for name in pe_jax.__all__}
-  functions = {name: fn for name, fn in exported.items() if inspect.isfunction(fn)}
-  returns = {name: inspect.signature(fn).return_annotation for name, fn in functions.items()}
-  return {
-      functions[name] for name, kind in returns.items() if kind in (pe_jax.Encoding, 'Encoding')
-  }
-
-
 def test_every_factory_is_in_the_table():
-  assert len(_factories()) > 10
-  missing = _factories() - {made.factory.func for made in CASES.values()}
+  assert len(factories()) > 10
+  missing = set(factories().values()) - {made.factory.func for made in CASES.values()}
   assert not missing
 
 
 def test_every_factory_is_compared_with_its_paper():
   free = {pe_jax.compose, pe_jax.none, pe_jax.with_positions}
   compared = {made.factory.func for made in CASES.values() if made.reference}
-  assert _factories() <= compared | free
+  assert set(factories().values()) <= compared | free

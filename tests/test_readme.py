@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import pe_jax
+from tests.factories import factories
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text()
@@ -37,17 +38,6 @@ def test_the_example_is_the_file_that_the_kit_checks():
   file = (ROOT / 'tests' / 'data' / 'mine.py').read_text()
   assert block.strip() == file.strip()
   assert len(block.strip().splitlines()) <= 40
-
-
-def factories():
-  """The public functions that make an encoding."""
-  return [
-      name
-      for name in pe_jax.__all__
-      if getattr(getattr(pe_jax, name), '__annotations__', {}).get('return') in (
-          'Encoding', pe_jax.Encoding,
-      )
-  ]
 
 
 @pytest.mark.parametrize('name', factories())
