@@ -5,6 +5,7 @@ import pytest
 
 from pe_jax import testing
 from tests import mutants
+from tests.mutants.table import DIMS
 
 # Laws of `attend` alone, which guards every encoding and kernel: none can break them.
 GUARDED = {'empty_rows', 'causal_only'}
@@ -22,7 +23,7 @@ CRASH = {
 @pytest.mark.parametrize('name', mutants.MUTANTS)
 def test_mutant_is_flagged(name):
   mutant = mutants.MUTANTS[name]
-  options = {'dims': mutants.DIMS, **mutant.options}
+  options = {'dims': DIMS, **mutant.options}
   with pytest.raises(testing.ConformanceError) as error:
     testing.check(mutant.factory, **options, laws=(mutant.law,))
   (finding,) = error.value.report.findings

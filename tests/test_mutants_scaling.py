@@ -8,8 +8,8 @@ import pytest
 import pe_jax
 from pe_jax import scaling
 from pe_jax import testing
-from tests import mutants_scaling
-from tests.mutants import DIMS
+from tests.mutants import scaling as mutants_scaling
+from tests.mutants.table import DIMS
 
 MUTANTS = mutants_scaling.MUTANTS
 

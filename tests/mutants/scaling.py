@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong RoPEs, one defect each, and the law that must flag each of them.
 
-They re-create what was found in public code: formulas.md, section 3. The rows of its table that
-concern every encoding are in mutants.py.
+They re-create what was found in public code, by running it or by reading it. What concerns every
+encoding is in the other files here.
 """
 
 import math
@@ -14,7 +14,7 @@ import pe_jax
 from pe_jax import positions as at
 from pe_jax import scaling
 from tests import references_scaling as references
-from tests.mutants import Mutant
+from tests.mutants.table import Table
 
 BASE, FACTOR, TRAINED = 1e4, 4, 512
 YARN = references.rotation(
@@ -23,17 +23,8 @@ YARN = references.rotation(
 LLAMA3 = references.rotation(lambda d, _: references.llama3(d, BASE, FACTOR, TRAINED))
 FAST = {'factor': FACTOR, 'original_length': TRAINED, 'beta_fast': 32.0, 'beta_slow': 1.0}
 
-MUTANTS: dict[str, Mutant] = {}
-
-
-def mutant(law: str, **options):
-  """Adds a factory to the table, under the law that must flag it."""
-
-  def add(factory):
-    MUTANTS[factory.__name__] = Mutant(law, factory, options)
-    return factory
-
-  return add
+MUTANTS = Table()
+mutant = MUTANTS.add
 
 
 def rule(frequencies, **options) -> pe_jax.Encoding:
@@ -57,7 +48,7 @@ def sharpened(factor=FACTOR):
   return 0.1 * math.log(factor) + 1
 
 
-# --- 1. Equinox: a cache keyed by too little -----------------------------------------------------
+# --- Equinox: a cache keyed by too little --------------------------------------------------------
 
 TABLES = {}
 
@@ -73,7 +64,7 @@ def equinox_caches_by_width(*, base=1e4):
   return pe_jax.rope(base=base, scaling=own)
 
 
-# --- 2. rotary-embedding-torch: positions in the dtype of the input ------------------------------
+# --- rotary-embedding-torch: positions in the dtype of the input ---------------------------------
 
 
 def _narrow(params, x, coords, length):
@@ -88,7 +79,7 @@ def rotary_torch_narrow_positions():
   return pe_jax.Encoding(name='mutant', constants=rope.constants, query=_narrow, key=_narrow)
 
 
-# --- 7. transformers: dynamic NTK by the call, and by what was called before ---------------------
+# --- transformers: dynamic NTK by the call, and by what was called before ------------------------
 
 
 def _by_call(params, x, coords, length):
@@ -121,7 +112,7 @@ def transformers_dynamic_ntk_never_shrinks():
   return pe_jax.Encoding(name='mutant', constants=constants, query=_grows, key=_grows)
 
 
-# --- 8. transformers: `truncate` read in the wrong place -----------------------------------------
+# --- transformers: `truncate` read in the wrong place --------------------------------------------
 
 
 def _deaf(width, base, *, truncate):
@@ -134,7 +125,7 @@ def transformers_ignores_truncate(*, truncate=True):
   return rule(_deaf, truncate=truncate)
 
 
-# --- 9. Levanter: three deviations of YaRN, each alone -------------------------------------------
+# --- Levanter: three deviations of YaRN, each alone ----------------------------------------------
 
 
 def _half_width(width, base):
@@ -198,7 +189,7 @@ def axlearn_inverts_the_ramp():
   return rule(_inverted)
 
 
-# --- 11. tunix: no scaling at all ----------------------------------------------------------------
+# --- tunix: no scaling at all --------------------------------------------------------------------
 
 
 @mutant('reference', reference=LLAMA3)
@@ -217,7 +208,7 @@ def llama3_scales_the_fast_channels():
   return rule(_swapped)
 
 
-# --- 15. MaxText: positions past the table take its last row -------------------------------------
+# --- MaxText: positions past the table take its last row -----------------------------------------
 
 
 def _clamped(params, x, coords, length):
