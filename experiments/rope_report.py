@@ -15,12 +15,12 @@ import pathlib
 
 from absl import flags
 
-from experiments import checkpoints
 from experiments import errors
 from experiments import output
-from experiments import rope_facts
-from experiments import rope_output
-from experiments import rope_pair
+from experiments.rope import checkpoints
+from experiments.rope import facts as rope_facts
+from experiments.rope import output as rope_output
+from experiments.rope import pair as rope_pair
 
 _CONFIG = flags.DEFINE_string('config_json', None, 'A config.json, or the directory it is in.')
 _A = flags.DEFINE_string('a', None, 'A checkpoint: its directory, or its config.json.')

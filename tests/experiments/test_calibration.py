@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments import calibration
 from experiments import errors
-from experiments import findings
+from experiments.rope import calibration
+from experiments.rope import findings
 import pe_jax
 
 BARE = {'head_dim': 64, 'max_position_embeddings': 4096, 'model_type': 'llama'}

@@ -17,11 +17,11 @@ import pytest
 from rich import console as rich_console
 from safetensors.numpy import save_file
 
-from experiments import checkpoints
-from experiments import rope_facts
-from experiments import rope_output
-from experiments import rope_pair
-from experiments import weights
+from experiments.rope import checkpoints
+from experiments.rope import facts as rope_facts
+from experiments.rope import output as rope_output
+from experiments.rope import pair as rope_pair
+from experiments.rope import weights
 import pe_jax
 from pe_jax import transformer
 

@@ -12,12 +12,12 @@ import mpmath
 import numpy as np
 import pytest
 
-from experiments import calibration
-from experiments import checkpoints
 from experiments import errors
-from experiments import rope_facts
-from experiments import rope_tables
-from experiments import wavelengths
+from experiments.rope import calibration
+from experiments.rope import checkpoints
+from experiments.rope import facts as rope_facts
+from experiments.rope import tables as rope_tables
+from experiments.rope import wavelengths
 import pe_jax
 
 LLAMA = pathlib.Path(__file__).parents[1] / 'data' / 'llama31_8b.json'

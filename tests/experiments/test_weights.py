@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from experiments import errors
-from experiments import weights
+from experiments.rope import weights
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import itertools
 import math
 from typing import Any
 
-from experiments import findings
 from experiments import tables
-from experiments import wavelengths
-from experiments.checkpoints import Setting
-from experiments.rope_facts import Facts
+from experiments.rope import findings
+from experiments.rope import wavelengths
+from experiments.rope.checkpoints import Setting
+from experiments.rope.facts import Facts
 from experiments.tables import Entry
 from experiments.tables import Table
 

@@ -11,9 +11,9 @@ from matplotlib import figure as mpl_figure
 import numpy as np
 
 from experiments import figure
-from experiments import findings
-from experiments.rope_facts import Facts
-from experiments.weights import Comparison
+from experiments.rope import findings
+from experiments.rope.facts import Facts
+from experiments.rope.weights import Comparison
 
 _OWN = {'color': '#000000', 'linewidth': 2.2, 'zorder': 3}
 _UNSCALED = {'color': '#888888', 'linewidth': 1.4, 'linestyle': (0, (4, 2))}

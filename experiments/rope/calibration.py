@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import errors
 from experiments import parse
-from experiments import wavelengths
+from experiments.rope import wavelengths
 import pe_jax
 from pe_jax import hf
 

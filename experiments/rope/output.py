@@ -10,12 +10,12 @@ from rich import text as rich_text
 
 from experiments import files
 from experiments import page
-from experiments import rope_figure
-from experiments import rope_tables
 from experiments import tables
-from experiments.checkpoints import Setting
-from experiments.rope_facts import Facts
-from experiments.weights import Comparison
+from experiments.rope import figure as rope_figure
+from experiments.rope import tables as rope_tables
+from experiments.rope.checkpoints import Setting
+from experiments.rope.facts import Facts
+from experiments.rope.weights import Comparison
 
 _CAPTION = (
     'Wavelengths against the trained and the wanted length; what each rule does to the frequencies;'

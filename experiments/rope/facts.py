@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments import calibration
 from experiments import errors
-from experiments import findings
-from experiments import wavelengths
-from experiments.calibration import Layer
-from experiments.checkpoints import Config
+from experiments.rope import calibration
+from experiments.rope import findings
+from experiments.rope import wavelengths
+from experiments.rope.calibration import Layer
+from experiments.rope.checkpoints import Config
 
 Facts = dict[str, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import calibration
-from experiments import wavelengths
-from experiments.calibration import Layer
+from experiments.rope import calibration
+from experiments.rope import wavelengths
+from experiments.rope.calibration import Layer
 import pe_jax
 
 TOLERANCE = 1.01  # of a stretch; an angle that is 1 % larger than in training is no news

@@ -7,13 +7,13 @@ import pathlib
 from rich import console as rich_console
 from rich import progress as rich_progress
 
-from experiments import checkpoints
-from experiments import findings
-from experiments import rope_facts
-from experiments import weights
-from experiments.checkpoints import Setting
-from experiments.rope_facts import Facts
-from experiments.rope_output import Pair
+from experiments.rope import checkpoints
+from experiments.rope import facts as rope_facts
+from experiments.rope import findings
+from experiments.rope import weights
+from experiments.rope.checkpoints import Setting
+from experiments.rope.facts import Facts
+from experiments.rope.output import Pair
 from pe_jax import hf
 
 
