@@ -123,30 +123,6 @@ def is_concrete(x: Any) -> bool:
   return not isinstance(x, jax.core.Tracer)
 
 
-@functools.partial(jax.jit, inline=True)
-def lookup(table: Array, positions: Array) -> Array:
-  """Reads row p of a table for every position p; between two rows, their linear interpolation.
-
-  Args:
-    table: shape [rows, width].
-    positions: int or float, shape [...].
-
-  Returns:
-    Rows, shape [..., width]; NaN where a position is outside 0..rows-1.
-  """
-  positions = jnp.asarray(positions)
-  rows = functools.partial(jnp.take, table, axis=0, mode='fill', fill_value=jnp.nan)
-  valid = (positions >= 0) & (positions <= table.shape[0] - 1)
-  if jnp.issubdtype(positions.dtype, jnp.integer):
-    found = rows(jnp.where(valid, positions, 0))
-  else:
-    low = jnp.clip(jnp.floor(as_float(positions)), 0, table.shape[0] - 1)
-    part = (positions - low)[..., None].astype(table.dtype)
-    high = jnp.minimum(low + 1, table.shape[0] - 1)
-    found = (1 - part) * rows(low.astype(jnp.int32)) + part * rows(high.astype(jnp.int32))
-  return jnp.where(valid[..., None], found, jnp.asarray(jnp.nan, table.dtype))
-
-
 # --- Making positions ----------------------------------------------------------------------------
 
 

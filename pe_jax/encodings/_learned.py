@@ -11,9 +11,9 @@ from pe_jax._bind import bind
 from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
+from pe_jax.positions import as_float
 from pe_jax.positions import expand
 from pe_jax.positions import is_concrete
-from pe_jax.positions import lookup
 
 Array = jax.Array
 
@@ -40,7 +40,7 @@ def learned_embedding(table: Array, positions: Array) -> Array:
   """
   if is_concrete(positions):
     _check_range(np.asarray(positions), table.shape[0])
-  return lookup(table, positions)
+  return _lookup(table, positions)
 
 
 def _check_range(positions: np.ndarray, length: int):
@@ -49,6 +49,30 @@ def _check_range(positions: np.ndarray, length: int):
         f'positions run from {positions.min()} to {positions.max()}, but the table holds 0 to '
         f'{length - 1}: learn a longer table, or use an encoding without one.'
     )
+
+
+@functools.partial(jax.jit, inline=True)
+def _lookup(table: Array, positions: Array) -> Array:
+  """Reads row p of a table for every position p; between two rows, their linear interpolation.
+
+  Args:
+    table: shape [rows, width].
+    positions: int or float, shape [...].
+
+  Returns:
+    Rows, shape [..., width]; NaN where a position is outside 0..rows-1.
+  """
+  positions = jnp.asarray(positions)
+  rows = functools.partial(jnp.take, table, axis=0, mode='fill', fill_value=jnp.nan)
+  valid = (positions >= 0) & (positions <= table.shape[0] - 1)
+  if jnp.issubdtype(positions.dtype, jnp.integer):
+    found = rows(jnp.where(valid, positions, 0))
+  else:
+    low = jnp.clip(jnp.floor(as_float(positions)), 0, table.shape[0] - 1)
+    part = (positions - low)[..., None].astype(table.dtype)
+    high = jnp.minimum(low + 1, table.shape[0] - 1)
+    found = (1 - part) * rows(low.astype(jnp.int32)) + part * rows(high.astype(jnp.int32))
+  return jnp.where(valid[..., None], found, jnp.asarray(jnp.nan, table.dtype))
 
 
 @functools.partial(jax.jit, static_argnames=('length',))
