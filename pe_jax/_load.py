@@ -2,6 +2,7 @@
 """Files of the user's own, imported by path."""
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys

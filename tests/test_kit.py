@@ -190,6 +190,7 @@ three = lambda: 3
         ('{file}:brokn', "has no function 'brokn': it has ['_bias', 'broken', 'needs', 'three']"),
         ('{file}:needs', 'needs width'),
         ('{file}:three', 'returned 3'),
+        ('{file}:three()', 'returned 3'),
         ('{bad}:broken', 'failed to import: NameError'),
         ('{file}:broken --heads 3', 'not a multiple of kv_heads=2'),
     ],

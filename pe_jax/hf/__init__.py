@@ -12,4 +12,4 @@ from pe_jax.hf._read import POSITION_KEYS
 from pe_jax.hf._read import rope_from_config
 from pe_jax.hf._write import to_config
 
-__all__ = ['POSITION_KEYS', 'head_dim', 'layer_types', 'load', 'rope_from_config', 'to_config']
+__all__ = ('POSITION_KEYS', 'head_dim', 'layer_types', 'load', 'rope_from_config', 'to_config')

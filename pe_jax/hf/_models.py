@@ -30,11 +30,11 @@ BASES = {
     'gemma3_text': 1e6, 'gemma3n_text': 1e6, 'gpt_oss': 1.5e5, 'helium': 1e5,
     'lfm2': 1e6, 'llama4_text': 5e5, 'minimax_m2': 5e6, 'mixtral': 1e6, 'modernbert': 1.6e5,
     'modernbert-decoder': 1.6e5, 'phimoe': 1e6, 'smollm3': 2e6,
-}  # fmt: skip
+}
 PARTIALS = {
     'glm': 0.5, 'glm4': 0.5, 'glm4_moe': 0.5, 'gpt_neox': 0.25, 'nemotron': 0.5, 'persimmon': 0.5,
     'phi': 0.5, 'qwen3_next': 0.25, 'stablelm': 0.25,
-}  # fmt: skip
+}
 
 
 def layout_of(config: Config) -> str:

@@ -74,7 +74,7 @@ _TABLE_KEYS = ('rope_parameters', 'rope_scaling')
 _LENGTH = 'original_max_position_embeddings'
 REPLACED = (*_BASE_KEYS, *_LOCAL_KEYS, *_PART_KEYS, *_TABLE_KEYS, _LENGTH)
 _READ = (*REPLACED, 'max_position_embeddings', 'no_rope_layers', 'no_rope_layer_interval',
-         'rope_interleave', 'position_embedding_type')  # fmt: skip
+         'rope_interleave', 'position_embedding_type')
 _OFF = ('alibi', 'attn_temperature_tuning', 'use_logn_attn', 'use_dynamic_ntk')
 POSITION_KEYS = (*_READ, *_OFF)
 _ABOUT_POSITIONS = re.compile(
@@ -136,7 +136,7 @@ def _agreeing(config: Config, where: str, table: Config) -> Config:
   """Returns the one table of a model, unless keys beside it say something else."""
   for key, spellings in {
       'rope_theta': _BASE_KEYS, 'partial_rotary_factor': _PART_KEYS, _LENGTH: (_LENGTH,)
-  }.items():  # fmt: skip
+  }.items():
     beside, value = _one(config, spellings)
     if value is not None and table.get(key) not in (None, value):
       raise ValueError(f'{beside}={value!r} and {where}[{key!r}]={table[key]!r}: keep one.')
@@ -157,7 +157,7 @@ def _one(config: Config, keys: tuple[str, ...], default: Any = None) -> tuple[st
 # they may stand beside the table.
 _SAME = {name: name for name in (
     'attention_factor', 'beta_fast', 'beta_slow', 'factor', 'high_freq_factor', 'long_factor',
-    'low_freq_factor', 'mscale', 'mscale_all_dim', 'short_factor', 'truncate')}  # fmt: skip
+    'low_freq_factor', 'mscale', 'mscale_all_dim', 'short_factor', 'truncate')}
 NAMES = {
     **_SAME,
     _LENGTH: 'original_length',
@@ -182,7 +182,7 @@ KEYS = {
     'longrope': ('short_factor', 'long_factor', _LENGTH, 'factor', 'attention_factor'),
     'llama3': ('factor', _LENGTH, 'low_freq_factor', 'high_freq_factor'),
     'proportional': ('factor', 'partial_rotary_factor'),
-}  # fmt: skip
+}
 
 
 def _encoding(config: Config, where: str, table: Config | None, layout: str) -> Encoding:

@@ -48,7 +48,7 @@ from pe_jax.scaling._rule import from_frequencies
 from pe_jax.scaling._rule import inverse_frequencies
 from pe_jax.scaling._rule import Rule
 
-__all__ = [
+__all__ = (
     'Rule',
     'default',
     'default_frequencies',
@@ -81,4 +81,4 @@ __all__ = [
     'yarn_attention_factor',
     'yarn_frequencies',
     'yarn_ramp',
-]
+)

@@ -54,8 +54,8 @@ def _report(factory: Callable, dims: Dims, laws: list[str] | None) -> testing.Re
 
 
 def _factory(text: str) -> Callable:
-  """Finds the factory that FILE.py:factory names."""
-  path, colon, name = text.rpartition(':')
+  """Finds the factory that FILE.py:factory names, or FILE.py:factory() as experiments spell it."""
+  path, colon, name = text.removesuffix('()').rpartition(':')
   if not colon or not path or not name:
     raise ValueError(f'{text!r} is not FILE.py:factory, such as mine.py:gated.')
   try:
