@@ -24,6 +24,10 @@ Array = jax.Array
 class Decoder(nnx.Module):
   """A stack of blocks in which a token sees those before it.
 
+  One trained number, `gain`, multiplies the logits. It starts at D ** -0.25: from 1, an untrained
+  model would predict each token to be followed by itself, whose row its hidden state still holds;
+  from D ** -0.5 it would learn more slowly.
+
   Args:
     config: sizes and parts.
     encoding: the encoding of all layers, or a tuple that is repeated over the layers, such as
@@ -49,8 +53,6 @@ class Decoder(nnx.Module):
     )
     self.norm = make_norm(config) if config.residual == 'pre' else None
     self.out = None if config.tie else nnx.Param(normal(keys[4]) * config.model**-0.5)
-    # From 1, an untrained model would predict each token to be followed by itself, whose row its
-    # hidden state still holds; from D ** -0.5 it would learn more slowly.
     self.gain = nnx.Param(jnp.full((), config.model**-0.25, jnp.float32))
 
   def __call__(
