@@ -33,6 +33,7 @@ from pe_jax.encodings._cope import cope_logits
 from pe_jax.encodings._fox import forget_gates
 from pe_jax.encodings._fox import fox
 from pe_jax.encodings._fox import fox_bias
+from pe_jax.encodings._fox import segmented_sum
 from pe_jax.encodings._heads import on_heads
 from pe_jax.encodings._learned import learned
 from pe_jax.encodings._learned import learned_embedding
@@ -47,6 +48,7 @@ from pe_jax.encodings._rope import rotate_half
 from pe_jax.encodings._rope import rotate_interleaved
 from pe_jax.encodings._shaw import shaw
 from pe_jax.encodings._shaw import shaw_bias
+from pe_jax.encodings._shaw import shaw_index
 from pe_jax.encodings._shaw import shaw_value
 from pe_jax.encodings._sinusoidal import concatenated
 from pe_jax.encodings._sinusoidal import sinusoidal
@@ -108,8 +110,10 @@ __all__ = (
     'rotate_half',
     'rotate_interleaved',
     'scaling',
+    'segmented_sum',
     'shaw',
     'shaw_bias',
+    'shaw_index',
     'shaw_value',
     'sinusoidal',
     'sinusoidal_embedding',

@@ -38,7 +38,7 @@ def law_decode(subject: Subject):
     )
 
 
-def caches_rotated(encoding) -> bool:
+def _caches_rotated(encoding) -> bool:
   """Whether keys may be cached after `key`: it acts on the token alone, once and for all."""
   return encoding.key is not None and not (
       encoding.reads_content or encoding.length_dependent or encoding.logits is not None
@@ -91,7 +91,7 @@ def _step(params, weights, cache, x, positions, start, length, *, encoding, kern
   q, k, v = project(y, weights)
   ones = jnp.ones((batch, size), jnp.int32)
   coords, carry = run_place(params, y, positions, ones, cache['carry'], encoding=encoding)
-  rotated = caches_rotated(encoding)
+  rotated = _caches_rotated(encoding)
   if rotated:
     k = encoding.key(params, k, coords, length)
   write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)

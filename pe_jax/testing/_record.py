@@ -41,7 +41,7 @@ def law_pure(subject: Subject):
   _eager(subject, subject.tokens())
   for made in _variants(subject):
     with contextlib.suppress(Exception):  # an option that crashes is for the law of options
-      fingerprint(subject, made)
+      _fingerprint(subject, made)
   longer = np.concatenate([subject.positions, subject.positions * 3 + 5], axis=1)
   grown = subject.tokens(np.minimum(longer, subject.limit - 1))
   _eager(subject, grown._replace(length=grown.length * 7))
@@ -173,12 +173,12 @@ def _changes(subject: Subject, name: str, value: Any, alternatives: dict[str, li
       before, after = subject.factory(**setting), subject.factory(**setting, **{name: value})
     except ValueError:
       continue
-    if before != after and _differ(fingerprint(subject, before), fingerprint(subject, after)):
+    if before != after and _differ(_fingerprint(subject, before), _fingerprint(subject, after)):
       return True
   return False
 
 
-def fingerprint(subject: Subject, encoding: Encoding) -> list:
+def _fingerprint(subject: Subject, encoding: Encoding) -> list:
   """Everything that can be seen of an encoding: its arrays, and what its hooks return."""
   own = Subject(factory=lambda: encoding, dims=subject.dims, axes=subject.axes, size=subject.size)
   tokens = subject.tokens()
