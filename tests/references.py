@@ -75,12 +75,8 @@ T5 = t5()
 # --- Su et al., 2021: RoPE -----------------------------------------------------------------------
 
 
-def rope(base=1e4, width=None, layout='half', part='leading', stretch=None):
-  """Pairs of channels as complex numbers, multiplied by exp(i w p).
-
-  Args:
-    stretch: a function of (base, width, length) to another base.
-  """
+def rope(base=1e4, width=None, layout='half', part='leading'):
+  """Pairs of channels as complex numbers, multiplied by exp(i w p)."""
 
   def turn(params, x, positions, length):
     rows, tokens, heads, size = x.shape
@@ -88,8 +84,7 @@ def rope(base=1e4, width=None, layout='half', part='leading', stretch=None):
     start = size - turned if part == 'trailing' else 0
     out = x.copy()
     for b, t, h, i in np.ndindex(rows, tokens, heads, turned // 2):
-      own = base if stretch is None else stretch(base, turned, length[b])
-      angle = positions[b, t] * own ** (-2 * i / turned)
+      angle = positions[b, t] * base ** (-2 * i / turned)
       one, two = (i, i + turned // 2) if layout == 'half' else (2 * i, 2 * i + 1)
       z = complex(x[b, t, h, start + one], x[b, t, h, start + two])
       z *= complex(math.cos(angle), math.sin(angle))
@@ -97,17 +92,6 @@ def rope(base=1e4, width=None, layout='half', part='leading', stretch=None):
     return out
 
   return {'query': turn, 'key': turn}
-
-
-def dynamic_ntk(factor, trained):
-  """The base of Peng et al., 2023, section 3.3, at a length."""
-
-  def stretch(base, width, length):
-    if length <= trained:
-      return base
-    return base * (factor * length / trained - (factor - 1)) ** (width / (width - 2))
-
-  return stretch
 
 
 def on_heads(reference, chosen):

@@ -10,6 +10,7 @@ import pe_jax
 from pe_jax import scaling
 from pe_jax import testing
 from tests import references
+from tests import references_scaling
 from tests.factories import factories
 
 DIMS = pe_jax.Dims(model=64, heads=4, kv_heads=2, head_dim=16)
@@ -34,7 +35,9 @@ ROPE_OPTIONS = {
     'width': 8,
 }
 DYNAMIC = scaling.dynamic_ntk(factor=2, original_length=64)
-DYNAMIC_REFERENCE = references.rope(stretch=references.dynamic_ntk(2, 64))
+DYNAMIC_REFERENCE = references_scaling.rotation(
+    lambda width, length: references_scaling.dynamic_ntk(width, 1e4, 2, 64, length)
+)
 HALVED = pe_jax.bind(pe_jax.positions.interpolate, factor=2)
 
 CASES = {
