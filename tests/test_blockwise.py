@@ -49,9 +49,8 @@ def run(q, k, v, coords, params, mask, softcap, *, encoding, kernel):
   """Returns the output and the gradients of a weighted sum of it."""
 
   def loss(q, k, v, coords, params):
-    out = pe_jax.attend(
-        q, k, v, *coords, encoding=encoding, params=params, mask=mask, softcap=softcap, kernel=kernel
-    )
+    options = {'encoding': encoding, 'mask': mask, 'softcap': softcap, 'kernel': kernel}
+    out = pe_jax.attend(q, k, v, *coords, params=params, **options)
     weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
     return (out.astype(jnp.float32) * weights).sum(), out
 
@@ -97,7 +96,11 @@ def problems(draw):
 @each_encoding
 @hypothesis.given(problem=problems(), softcap=st.sampled_from([None, 3.0]), half=st.booleans())
 @hypothesis.settings(
-    max_examples=3, deadline=None, derandomize=True, database=None, phases=(hypothesis.Phase.generate,)
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(hypothesis.Phase.generate,),  # every example compiles two programs: no shrinking
 )
 def test_blockwise_is_dense(encoding, problem, softcap, half):
   queries, keys, tile, positions, mask, generator = problem
@@ -190,16 +193,16 @@ def test_a_learned_bias_receives_its_gradient(kernel):  # case 56
   coords = (jnp.arange(7), jnp.arange(7))
   args = (q, k, v, coords, params, Mask(causal=True), None)
   _, (*_, got) = run(*args, encoding=encoding, kernel=kernel)
-  slope = np.zeros((HEADS, 4))
-  for head, bucket in np.ndindex(slope.shape):
-    step = {'table': jnp.zeros((HEADS, 4)).at[head, bucket].set(1e-2)}
-    sums = []
-    for sign in (1, -1):
-      moved = jax.tree.map(lambda x, dx: x + sign * dx, params, step)
-      out, _ = run(*args[:4], moved, *args[5:], encoding=encoding, kernel=kernels.dense)
-      weights = np.cos(np.arange(out.size)).reshape(out.shape)
-      sums.append((np.asarray(out, np.float64) * weights).sum())
-    slope[head, bucket] = (sums[0] - sums[1]) / 2e-2
+
+  def loss_at(step):
+    moved = {'table': params['table'] + step}
+    out, _ = run(*args[:4], moved, *args[5:], encoding=encoding, kernel=kernels.dense)
+    return (np.asarray(out, np.float64) * np.cos(np.arange(out.size)).reshape(out.shape)).sum()
+
+  slope = np.zeros((HEADS, 4))  # by differences, no derivative of ours
+  for at in np.ndindex(slope.shape):
+    step = jnp.zeros_like(params['table']).at[at].set(1e-2)
+    slope[at] = (loss_at(step) - loss_at(-step)) / 2e-2
   np.testing.assert_allclose(got['table'], slope, atol=2e-4)
   assert (np.abs(got['table']).max(axis=1) > 1e-3).all()
 
@@ -237,10 +240,21 @@ def test_what_sees_whole_rows_is_refused():
   params = encoding.init(jax.random.key(0), DIMS)
   coords = (jnp.arange(5), jnp.arange(5))
   with pytest.raises(ValueError, match='logits hook of cope.*kernels.dense'):
-    run(
-        q, k, v, coords, params, Mask(causal=True), None,
-        encoding=encoding, kernel=kernels.blockwise,
-    )
+    args = (q, k, v, coords, params, Mask(causal=True), None)
+    run(*args, encoding=encoding, kernel=kernels.blockwise)
+
+
+def test_derivatives_other_than_the_first_are_refused():
+  q, _, _ = draw_arrays(1, 5, 5)
+
+  def loss(q):
+    options = {'encoding': pe_jax.none(), 'params': {}, 'kernel': kernels.blockwise}
+    return jnp.sin(pe_jax.attend(q, q, q, jnp.arange(5), jnp.arange(5), **options)).sum()
+
+  with pytest.raises(ValueError, match='kernels.dense'):
+    jax.grad(lambda q: jax.grad(loss)(q).sum())(q)
+  with pytest.raises(TypeError, match='forward-mode'):
+    jax.jvp(loss, (q,), (q,))
 
 
 def test_rows_may_be_mapped_over():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What blockwise attention needs: temporary bytes of compiled programs, against the array of logits.
+"""What blockwise attention needs: temporary bytes of compiled programs, against all the logits.
 
 All of it is deterministic for a version of jax; nothing is run. D2 to D5 are the names that the
 project's list of performance goals gives them.

@@ -191,14 +191,26 @@ def _attention(grid: Grid, moving: Operands, fixed: Operands, mask: Mask):
   return _forward(grid, _join(moving, fixed), mask)
 
 
+@jax.custom_jvp
+def _once(x: Array) -> Array:
+  """Returns x, and refuses to be differentiated: for what is a derivative already."""
+  return x
+
+
+@_once.defjvp
+def _refuse(primals, tangents):
+  raise ValueError('blockwise has no second derivatives: use pe_jax.kernels.dense.')
+
+
 def _attention_forward(grid, moving, fixed, mask):
+  moving = jax.tree.map(_once, moving)
   out, lse = _attention(grid, moving, fixed, mask)
   return (out, lse), (moving, fixed, mask, out, lse)
 
 
 def _attention_backward(grid, residuals, cotangents):
   moving, fixed, mask, out, lse = residuals
-  by_out, by_lse = cotangents
+  by_out, by_lse = jax.tree.map(_once, cotangents)
   # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
   drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
   lse = jnp.maximum(lse, LEAST)
