@@ -82,7 +82,7 @@ def _logits(refs, encoding, mask: Mask, shapes: dict[str, tuple[int, ...]]) -> A
   across = {name: ref[0, :] for name, ref in refs['of_keys'].items() if ref is not None}
   if encoding.bias is not None:
     params = jax.tree_util.tree_map_with_path(
-        lambda path, ref: _read(encoding, base._path(path), ref, shapes), refs['params']
+        lambda path, ref: _read(encoding, base.leaf_name(path), ref, shapes), refs['params']
     )
     bias = encoding.bias(
         params, q[:, None], k[:, None], down['coords'], across['coords'], scale

@@ -225,7 +225,7 @@ def _across(batch: list[int], tile: int, x: Array) -> tuple[Array, Any]:
 
 def _parameter(encoding, path, leaf: Array) -> tuple[Array, Any]:
   """Gives a tile all of a leaf, or what belongs to its head."""
-  if base._path(path) in encoding.per_head:
+  if base.leaf_name(path) in encoding.per_head:
     leaf = leaf.reshape(leaf.shape[0], 1, -1)
     return leaf, pl.BlockSpec((None, 1, leaf.shape[-1]), lambda b, n, i, j, _: (n, 0, 0))
   leaf = leaf.reshape(1, -1)
@@ -233,4 +233,4 @@ def _parameter(encoding, path, leaf: Array) -> tuple[Array, Any]:
 
 
 def _named(params) -> dict[str, Array]:
-  return {base._path(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+  return {base.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
