@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import dataclasses
 import functools
 import importlib
@@ -171,3 +172,16 @@ def check_positive(**numbers_by_name: float):
   for name, number in numbers_by_name.items():
     if isinstance(number, bool) or not isinstance(number, numbers.Real) or not number > 0:
       raise ValueError(f'{name}={number!r} must be a number above 0.')
+
+
+def check_sizes(**sizes: int):
+  """Raises a ValueError that names the first argument that is no whole number above 0."""
+  for name, size in sizes.items():
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+      raise ValueError(f'{name}={size!r} must be a positive integer.')
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[str]):
+  """Raises a ValueError that lists what is allowed, unless the value is one of it."""
+  if value not in tuple(allowed):
+    raise ValueError(f'{name}={value!r}: choose one of {list(allowed)}.')

@@ -15,6 +15,7 @@ from pe_jax.base import Dims
 from pe_jax.base import Encoding
 from pe_jax.kernels import _dense
 from pe_jax.masks import Mask
+from pe_jax.positions import check_countable
 from pe_jax.positions import expand
 
 Array = jax.Array
@@ -156,10 +157,7 @@ def _align(coords: Any, x: Array, name: str) -> Any:
     leaf = jnp.asarray(leaf)
     if leaf.ndim == 0 or leaf.shape[-1] != tokens:
       raise ValueError(f'{name} has shape {leaf.shape}: its last axis must be the {tokens} tokens.')
-    if leaf.dtype in (jnp.bfloat16, jnp.float16, jnp.bool_):
-      raise ValueError(
-          f'{name} has dtype {leaf.dtype}, which cannot count tokens: pass int32 or float32.'
-      )
+    check_countable(name, leaf)
     leaf = expand(leaf, len(batch) + 1)
     fits = all(have in (1, want) for have, want in zip(leaf.shape, batch))
     if not fits or leaf.ndim > len(batch) + 2:

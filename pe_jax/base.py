@@ -35,6 +35,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax._bind import check_sizes
+
 Array = jax.Array
 Arrays = dict[str, Any]  # leaves by name; `compose` nests one dict per part
 
@@ -71,9 +73,7 @@ class Dims:
     object.__setattr__(
         self, 'head_dim', self.model // self.heads if self.head_dim is None else self.head_dim
     )
-    for name, size in dataclasses.asdict(self).items():
-      if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f'{name}={size!r} must be a positive integer.')
+    check_sizes(**dataclasses.asdict(self))
     if self.heads % self.kv_heads:
       raise ValueError(
           f'heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: every key head '

@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax._bind import check_choice
+
 Values = jax.Array | np.ndarray
+PARTS = ('leading', 'trailing')
 
 
 def half_to_interleaved(
@@ -73,8 +76,7 @@ def _reorder(x, pairs: tuple[int, int], head_dim, width, part: str, axis: int):
     raise ValueError(f'axis {axis} has {size} channels, no multiple of head_dim={head_dim}.')
   if width % 2 or not 0 < width <= head_dim:
     raise ValueError(f'width={width} must be even, above 0 and at most head_dim={head_dim}.')
-  if part not in ('leading', 'trailing'):
-    raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
+  check_choice('part', part, PARTS)
   xp = jnp if isinstance(x, jax.Array) else np
   channels = xp.moveaxis(x, axis, -1)
   heads = channels.reshape(*channels.shape[:-1], -1, head_dim)

@@ -25,11 +25,16 @@ def as_float(positions: Array) -> Array:
       (float16), or booleans.
   """
   positions = jnp.asarray(positions)
+  check_countable('positions', positions)
+  return positions.astype(jnp.float32)
+
+
+def check_countable(name: str, positions: Array):
+  """Raises a ValueError for positions of a dtype that cannot hold every whole number."""
   if positions.dtype in (jnp.bfloat16, jnp.float16, jnp.bool_):
     raise ValueError(
-        f'positions have dtype {positions.dtype}, which cannot count tokens: pass int32 or float32.'
+        f'{name} of dtype {positions.dtype} cannot count tokens: pass int32 or float32.'
     )
-  return positions.astype(jnp.float32)
 
 
 def expand(x: Array, ndim: int) -> Array:

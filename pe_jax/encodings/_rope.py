@@ -19,9 +19,11 @@ import numpy as np
 
 from pe_jax import scaling as scaling_rules
 from pe_jax._bind import bind
+from pe_jax._bind import check_choice
 from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
+from pe_jax.layouts import PARTS
 from pe_jax.positions import expand
 from pe_jax.positions import phases
 from pe_jax.positions import split_turns
@@ -103,7 +105,7 @@ def _half_by_parts(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _interleaved_by_parts(x: Array, cos: Array, sin: Array) -> Array:
-  pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+  pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
   a, b = pairs[..., 0], pairs[..., 1]
   turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
   return turned.reshape(x.shape).astype(x.dtype)
@@ -173,8 +175,7 @@ def apply_rope(
   width, size = 2 * inv_freq.shape[-1], x.shape[-1]
   if width > size:
     raise ValueError(f'{width // 2} frequencies turn {width} channels, but a head has {size}.')
-  if part not in ('leading', 'trailing'):
-    raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
+  check_choice('part', part, PARTS)
   cos, sin = rope_tables(positions, inv_freq, attention_factor, turns)
   if width == size:
     return rotate(x, cos, sin)
@@ -235,10 +236,8 @@ def rope(
   True
   """
   check_positive(base=base)
-  if layout not in LAYOUTS:
-    raise ValueError(f'layout={layout!r}: choose one of {list(LAYOUTS)}.')
-  if part not in ('leading', 'trailing'):
-    raise ValueError(f"part={part!r}: choose 'leading' or 'trailing'.")
+  check_choice('layout', layout, LAYOUTS)
+  check_choice('part', part, PARTS)
   if width is not None and (width < 2 or width % 2):
     raise ValueError(f'width={width} must be even and above 0: RoPE turns channels in pairs.')
   if not isinstance(scaling, scaling_rules.Rule):

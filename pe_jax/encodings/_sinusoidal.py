@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax._bind import bind
+from pe_jax._bind import check_choice
 from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
@@ -21,6 +22,8 @@ from pe_jax.positions import expand
 from pe_jax.positions import phases
 
 Array = jax.Array
+
+_ORDERS = ('interleaved', 'concat')
 
 
 def sinusoidal_frequencies(width: int, base: float | Array = 1e4) -> np.ndarray | Array:
@@ -96,14 +99,13 @@ def sinusoidal_embedding(
   >>> [f'{channel:.2f}' for channel in row]
   ['0.84', '0.54', '0.01', '1.00']
   """
+  check_choice('order', order, _ORDERS)
   angle = phases(positions, frequencies)
   sin, cos = jnp.sin(angle), jnp.cos(angle)
   if order == 'interleaved':
     channels = jnp.stack([sin, cos], axis=-1).reshape(*angle.shape[:-1], -1)[..., :width]
-  elif order == 'concat':
-    channels = jnp.concatenate([sin, cos[..., : width // 2]], axis=-1)
   else:
-    raise ValueError(f"order={order!r}: choose 'interleaved' or 'concat'.")
+    channels = jnp.concatenate([sin, cos[..., : width // 2]], axis=-1)
   spare = width - channels.shape[-1]
   return jnp.pad(channels, [(0, 0)] * (channels.ndim - 1) + [(0, spare)])
 
@@ -186,8 +188,7 @@ def sinusoidal(*, base: float = 1e4, order: str = 'interleaved') -> Encoding:
   >>> sinusoidal(order='concat')
   sinusoidal(base=10000.0, order='concat')
   """
-  if order not in ('interleaved', 'concat'):
-    raise ValueError(f"order={order!r}: choose 'interleaved' or 'concat'.")
+  check_choice('order', order, _ORDERS)
   check_positive(base=base)
   return Encoding(
       name='sinusoidal',

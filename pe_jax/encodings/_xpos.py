@@ -17,6 +17,7 @@ import numpy as np
 
 from pe_jax import scaling
 from pe_jax._bind import bind
+from pe_jax._bind import check_choice
 from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
@@ -123,8 +124,7 @@ def xpos(
   Reference: Sun et al., 2022, https://arxiv.org/abs/2212.10554.
   """
   check_positive(base=base, scale_base=scale_base, gamma=gamma)
-  if layout not in LAYOUTS:
-    raise ValueError(f'layout={layout!r}: choose one of {list(LAYOUTS)}.')
+  check_choice('layout', layout, LAYOUTS)
   return Encoding(
       name='xpos',
       constants=bind(_constants, base=base, scale_base=scale_base, gamma=gamma),

@@ -5,7 +5,6 @@ Each is a function of (width, base, length): the length is a number of tokens or
 for each row, and may be traced.
 """
 
-import jax
 import numpy as np
 
 from pe_jax._bind import bind
@@ -20,12 +19,11 @@ from pe_jax.scaling._by_parts import yarn_ramp
 from pe_jax.scaling._fixed import ntk_exponents
 from pe_jax.scaling._rule import check_factor
 from pe_jax.scaling._rule import check_length
+from pe_jax.scaling._rule import Frequencies
 from pe_jax.scaling._rule import inverse_frequencies
 from pe_jax.scaling._rule import library
 from pe_jax.scaling._rule import Number
 from pe_jax.scaling._rule import Rule
-
-Frequencies = tuple[np.ndarray | jax.Array, Number]
 
 
 def _by_row(arrays: Arrays, length: Number, *names: str):

@@ -9,14 +9,13 @@ from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.scaling._rule import check_factor
 from pe_jax.scaling._rule import check_length
+from pe_jax.scaling._rule import Frequencies
 from pe_jax.scaling._rule import from_frequencies
 from pe_jax.scaling._rule import inverse_frequencies
 from pe_jax.scaling._rule import library
 from pe_jax.scaling._rule import Number
 from pe_jax.scaling._rule import Rule
-
-Values = np.ndarray | jax.Array
-Frequencies = tuple[Values, Number]
+from pe_jax.scaling._rule import Values
 
 
 def blend(inv_freq: Values, share: Values, factor: Number) -> Values:

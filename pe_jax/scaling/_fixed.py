@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that multiply each frequency by a number of its own, whatever the length."""
 
-import jax
 import numpy as np
 
 from pe_jax._bind import bind
 from pe_jax._bind import check_positive
 from pe_jax._bind import factory
 from pe_jax.scaling._rule import check_factor
+from pe_jax.scaling._rule import Frequencies
 from pe_jax.scaling._rule import from_frequencies
 from pe_jax.scaling._rule import inverse_frequencies
 from pe_jax.scaling._rule import library
 from pe_jax.scaling._rule import Number
 from pe_jax.scaling._rule import Rule
-
-Frequencies = tuple[np.ndarray | jax.Array, Number]
 
 
 def default_frequencies(width: int, base: Number) -> Frequencies:

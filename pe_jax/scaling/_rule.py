@@ -15,9 +15,11 @@ from pe_jax.base import Arrays
 
 Array = jax.Array
 Number = float | Array
+Values = np.ndarray | Array
+Frequencies = tuple[Values, Number]  # and the attention factor
 
 
-def inverse_frequencies(width: int, base: Number) -> np.ndarray | Array:
+def inverse_frequencies(width: int, base: Number) -> Values:
   """Computes base ** (-2 i / width) for i = 0 .. width / 2 - 1.
 
   Args:

@@ -6,6 +6,8 @@ import dataclasses
 import jax
 
 import pe_jax
+from pe_jax._bind import check_choice
+from pe_jax._bind import check_sizes
 from pe_jax.transformer import _parts
 
 RESIDUALS = {'pre': _parts.pre_norm, 'post': _parts.post_norm}
@@ -61,9 +63,7 @@ class Config:
     sizes = {'vocab': self.vocab, 'layers': self.layers, 'model': self.dims.model}
     if self.hidden is not None:
       sizes['hidden'] = self.hidden
-    for name, size in sizes.items():
-      if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f'{name}={size!r} must be a positive integer.')
+    check_sizes(**sizes)
     choices = {
         'norm': ('rms', 'layer'),
         'residual': RESIDUALS,
@@ -72,8 +72,7 @@ class Config:
         'sharing': ('shared', 'untied'),
     }
     for name, allowed in choices.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(f'{name}={getattr(self, name)!r}: choose one of {list(allowed)}.')
+      check_choice(name, getattr(self, name), allowed)
     if not 0 <= self.dropout < 1:
       raise ValueError(f'dropout={self.dropout!r} must be at least 0 and below 1.')
 
