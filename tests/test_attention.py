@@ -153,6 +153,21 @@ def test_an_argument_means_what_it_means_in_jax_nn(ours, theirs):
 # --- Nothing to attend to, and what nobody may see ---------------------------------------------
 
 
+@pytest.mark.parametrize('encoding', [pe_jax.alibi(), pe_jax.t5(buckets=4)], ids=repr)
+@pytest.mark.parametrize('kernel', [kernels.dense, kernels.blockwise])
+@pytest.mark.parametrize('dtype', [jnp.uint8, jnp.int8, jnp.uint32])
+def test_positions_may_be_any_integers(encoding, kernel, dtype):
+  """A distance of -2 is no unsigned number, and from 255 to 0 is no step of one."""
+  q, k, v, _, _ = inputs(queries=3, keys=3)
+  params = encoding.init(jax.random.key(1), pe_jax.Dims(model=32, heads=4))
+  last = jnp.iinfo(dtype).max if dtype != jnp.uint32 else 200
+  for positions in ([0, 1, 2], [last - 1, last, 0]):
+    small, floats = jnp.array(positions, dtype), jnp.array(positions, jnp.float32)
+    got = run(q, k, v, small, small, encoding, params, kernel=kernel)
+    want = run(q, k, v, floats, floats, encoding, params)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 def padded():
   """Row 1 is padding but for its last three tokens."""
   q, k, v, _, _ = inputs(queries=6, keys=6)

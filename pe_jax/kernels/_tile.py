@@ -114,7 +114,7 @@ def _bias_by_distance(encoding, tile: Operands) -> Array:
 
   A slice a row, forward, and its sum, backward, cost a tenth of a gather or of a skewed reshape.
   """
-  q_pos, k_pos, q = tile.queries.coords, tile.keys.coords, tile.queries.rows['q']
+  q_pos, k_pos, q = _wide(tile.queries.coords), _wide(tile.keys.coords), tile.queries.rows['q']
   queries, keys = q_pos.shape[-1], k_pos.shape[-1]
   steps = jnp.arange(queries + keys - 1, dtype=k_pos.dtype)
   steps = k_pos[..., :1] - q_pos[..., -1:] + expand(steps, k_pos.ndim)
@@ -138,7 +138,13 @@ def _counts(coords: Any, tile: Operands) -> bool:
   )
 
 
+def _wide(positions: Array) -> Array:
+  """Returns whole numbers as the default int: uint8 has no -1, and int8 no 200."""
+  return positions.astype(int)
+
+
 def _consecutive(positions: Array) -> Array:
+  positions = _wide(positions)
   return (positions[..., 1:] == positions[..., :-1] + 1).all()
 
 
