@@ -20,6 +20,8 @@ of the same faults are in `pe_jax.testing`.
 from fractions import Fraction
 import functools
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,6 +126,11 @@ def test_8_t5_buckets_follow_the_rule_in_whole_numbers(buckets, largest):
   boundaries = jnp.array(pe_jax.t5_boundaries(buckets, largest), jnp.float32)
   got = pe_jax.t5_causal_buckets(-jnp.array(distances, jnp.float32), boundaries)
   assert got.tolist() == [bucket(int(n)) for n in distances]
+
+
+def test_the_boundaries_of_any_distance_are_found_at_once():
+  # Bucket 3 of 4 starts at the smallest n with n ** 2 * 2 >= 10 ** 18 * 2 ** 2.
+  assert pe_jax.t5_boundaries(4, 10**18) == (1, 2, math.isqrt(2 * 10**18 - 1) + 1)
 
 
 # --- Frequencies by length -----------------------------------------------------------------------

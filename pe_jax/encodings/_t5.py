@@ -8,6 +8,7 @@ n ** (b - m) m ** k >= D ** k m ** (b - m), which whole numbers decide without a
 Reference: Raffel et al., 2020, https://arxiv.org/abs/1910.10683.
 """
 
+import bisect
 import functools
 
 import jax
@@ -42,10 +43,8 @@ def t5_boundaries(buckets: int, max_distance: int) -> tuple[int, ...]:
 
   boundaries = list(range(1, exact + 1))
   for k in range(1, wide):
-    n = boundaries[-1]
-    while not reached(n, k):
-      n += 1
-    boundaries.append(n)
+    candidates = range(boundaries[-1], max_distance + 1)
+    boundaries.append(candidates[bisect.bisect_left(candidates, True, key=lambda n: reached(n, k))])
   return tuple(boundaries)
 
 
