@@ -65,7 +65,7 @@ class Mask:
     sides = self.window if isinstance(self.window, tuple) else (self.window,)
     least = 0 if isinstance(self.window, tuple) else 1
     if self.window is not None and (
-        len(sides) > 2
+        len(sides) != (2 if isinstance(self.window, tuple) else 1)
         or any(isinstance(w, bool) or not isinstance(w, int) or w < least for w in sides)
     ):
       raise ValueError(

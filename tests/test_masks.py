@@ -82,6 +82,8 @@ def test_a_mask_is_a_pytree_with_static_options():
         ({'causal': 1}, 'causal=1'),
         ({'window': 0}, 'window=0'),
         ({'window': (1, 2, 3)}, r'window=\(1, 2, 3\)'),
+        ({'window': (1,)}, r'window=\(1,\)'),
+        ({'window': ()}, r'window=\(\)'),
         ({'window': 2.0}, 'window=2.0'),
         ({'q_segments': jnp.ones(3)}, 'give q_segments and k_segments'),
         ({'dense': jnp.zeros((3, 3))}, 'float32'),
