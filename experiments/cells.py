@@ -113,9 +113,12 @@ def check(cell: Cell, config: ml_collections.FrozenConfigDict) -> None:
     )
   try:
     train.model_shapes(train.recipe(config, cell.encoding))
-  except (TypeError, ValueError) as error:
+  except Exception as error:
     line = parse.where(error, cell.typed)
-    raise errors.UserError(f'{cell.typed} with this config: {error}{line}') from error
+    kind = '' if isinstance(error, (TypeError, ValueError)) else f'{type(error).__name__}: '
+    if kind and not line:
+      raise  # neither the config's fault nor that of a user's hook
+    raise errors.UserError(f'{cell.typed} with this config: {kind}{error}{line}') from error
 
 
 def run(

@@ -107,7 +107,7 @@ class _Reader:
         return tuple(self.value(item) for item in items)
     try:
       return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):
       self._fail(
           f'{ast.unparse(node)!r} is neither a literal nor a call: use numbers, strings, tuples,'
           ' None, True, False and calls of factories'
@@ -129,7 +129,7 @@ class _Reader:
       return function(*args, **keywords)
     except (TypeError, ValueError) as error:
       self._fail(f'{error}{where(error, self._typed)}')
-    except Exception as error:  # a factory of the user's may raise anything
+    except (Exception, SystemExit) as error:  # a factory of the user's may raise anything
       self._fail(f'{name} raised {type(error).__name__}: {error}{where(error, self._typed)}')
 
   def _name(self, name: str) -> Any:

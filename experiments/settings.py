@@ -8,6 +8,7 @@ import ml_collections
 
 from experiments import errors
 
+_MOST_SEED = 2**31  # seeds are int32
 _SIZES = ('window', 'batch', 'steps', 'chunk', 'seeds', 'evaluate.bytes', 'evaluate.batch_tokens')
 
 
@@ -16,8 +17,8 @@ def check(config: ml_collections.FrozenConfigDict) -> None:
   for name in _SIZES:
     if _get(config, name) < 1:
       _refuse(name, _get(config, name), 'a whole number of at least 1')
-  if config.seed < 0:
-    _refuse('seed', config.seed, 'a whole number of at least 0')
+  if not 0 <= config.seed <= _MOST_SEED - config.seeds:
+    _refuse('seed', config.seed, f'a whole number from 0 to {_MOST_SEED - config.seeds}')
   for name, value in config.model.items():
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
       _refuse(f'model.{name}', value, 'a whole number of at least 1')

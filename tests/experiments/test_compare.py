@@ -290,6 +290,8 @@ def test_merges_workdirs(job, tmp_path):
         ({'steps': 0}, ['--config.steps=0', 'at least 1']),
         ({'chunk': 0}, ['--config.chunk=0', 'at least 1']),
         ({'seeds': 0}, ['--config.seeds=0', 'at least 1']),
+        ({'seed': -1}, ['--config.seed=-1', 'from 0']),
+        ({'seed': 2**31 - 1}, ['--config.seed=2147483647', 'to 2147483646']),
         ({'model.layers': 0}, ['--config.model.layers=0', 'at least 1']),
         ({'model.norm': 'best'}, ["norm='best'", 'rms']),
         ({'optimizer.learning_rate': -1.0}, ['optimizer.learning_rate=-1.0', 'finite']),
@@ -307,6 +309,15 @@ def test_tells_a_mistake_before_anything_is_touched(job, make_config, change, to
     assert words in str(caught.value)
   assert str(caught.value).count('\n') < 3
   assert snapshot(job[0]) == before
+
+
+def test_a_hook_of_the_users_that_fails_is_told(make_config, tmp_path):
+  hook = "import pe_jax\n\ndef _bias(params, *_):\n  return params['slope']\n\n"
+  factory = "def steep():\n  return pe_jax.Encoding(name='steep', bias=_bias)\n"
+  (tmp_path / 'own.py').write_text(hook + factory)
+  with pytest.raises(errors.UserError, match=r"KeyError: 'slope' \(.*own.py, line 4\)"):
+    run(make_config({'encodings': f'{tmp_path}/own.py:steep()'}), tmp_path / 'w')
+  assert not (tmp_path / 'w').exists()
 
 
 def test_a_workdir_that_is_a_file_is_told(make_config, text_file):

@@ -92,6 +92,7 @@ def test_a_factory_of_the_users_may_stand_alone(mine):
         ('rope(', ['never closed', "separated by ';'"]),
         ('', ['no encodings were given', "separated by ';'"]),
         ('rope(base=1 + 1)', ["'1 + 1'", 'numbers, strings']),
+        ('rope(base={[]: 1})', ["'{[]: 1}'", 'numbers, strings']),
         ('rope(**{})', ['write its arguments out']),
         ('rope(); rope(base=10000)', ['are the same encoding', 'list it once']),
         ('rope(base="1e4")', ["in the encoding 'rope(base=\"1e4\")'"]),
@@ -111,6 +112,7 @@ def test_says_what_is_wrong_what_is_allowed_and_what_to_do(typed, told):
         ('import nowhere_at_all', ['failed to import', 'nowhere_at_all', 'line 1']),
         ('x = (', ['failed to import', 'SyntaxError', 'line 1']),
         ('\nraise SystemExit(3)', ['failed to import', 'SystemExit', 'line 2']),
+        ('def gated():\n  raise SystemExit(0)', ['gated raised', 'SystemExit', 'line 2']),
         (MINE, ["has no 'gated'", 'mine']),
     ],
 )
