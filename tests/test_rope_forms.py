@@ -97,6 +97,12 @@ def test_no_form_keeps_more_than_the_tables_for_the_gradient_of_x(layout):
 
 
 @each_layout
+def test_an_empty_batch_turns_into_an_empty_batch(layout):
+  cos, sin = jnp.ones((2, T, 1, W // 2))
+  assert LAYOUTS[layout](jnp.ones((0, T, N, W)), cos[:, 0], sin[:, 0]).shape == (0, T, N, W)
+
+
+@each_layout
 def test_the_public_rotation_is_the_same_with_and_without_jit_and_vmap(layout):
   x, cos, sin, g = example()
   rotate = lambda x: LAYOUTS[layout](x, cos[:, 0], sin[:, 0])
