@@ -17,6 +17,7 @@ Array = jax.Array
 
 # --- What encodings compute from positions -------------------------------------------------------
 
+
 def as_float(positions: Array) -> Array:
   """Returns positions as float32.
 
@@ -42,12 +43,23 @@ def expand(x: Array, ndim: int) -> Array:
   return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
+# Up to positions of 2 ** 24, far and near are at most 2 ** 12. Coarse turns are at most a half, or
+# 2 ** 12 steps of the grid. Their products then have 24 bits at most, so float32 holds them.
+_SPAN = 4096
+_GRID = 8192
+
+
 def phases(positions: Array, frequencies: Array, turns: Array | None = None) -> Array:
   """Computes the angle w p of every position p and frequency w, in float32.
 
   A float32 product w p errs by up to w p 2 ** -23: 0.02 rad at 2 ** 20 for w near 1. With `turns`
-  whole turns are taken off before anything is rounded: the angle, modulo 2 pi, is then right to
-  1e-6 up to positions of 2 ** 24. Gradients are those of w p in either case.
+  whole turns are taken off before anything is rounded. Modulo 2 pi, and with u the known frequency,
+
+    w p = 2 pi (far turns(4096) + near turns(1)) + u part + (w - u) p,
+
+  where p = 4096 far + near + part with whole far and near, |near| <= 2048 and |part| <= 1 / 2, and
+  turns(n) = u n / (2 pi) without whole turns. The angle is then right to 1e-6 up to positions of
+  2 ** 24. Gradients are those of w p in either case.
 
   Args:
     positions: shape [..., T].
@@ -68,14 +80,9 @@ def phases(positions: Array, frequencies: Array, turns: Array | None = None) -> 
   far = jnp.round(positions / _SPAN)
   near = jnp.round(positions - far * _SPAN)
   part = positions - far * _SPAN - near
-  # far and near have 13 bits at most and the coarse turns 13, so the first two products are exact.
   coarse = _fraction(far * far_coarse) + _fraction(near * near_coarse)
   turn = _fraction(_fraction(coarse) + (far * far_fine + near * near_fine))
   return 2 * np.pi * turn + part * known + positions * (frequencies - known)
-
-
-_SPAN = 4096
-_GRID = 8192
 
 
 def split_turns(frequencies: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ALiBi: a penalty on the logits that grows with distance, one slope a head.
+"""ALiBi: a penalty on the logits that grows with distance, one slope m_n a head.
+
+  bias_nij = -m_n |j - i|
 
 Reference: Press et al., 2022, https://arxiv.org/abs/2108.12409.
 """

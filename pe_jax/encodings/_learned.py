@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learned positions: one trained vector for each position, and none past the last."""
+"""Learned positions: one trained vector for each position, and none past the last.
+
+  x_p -> x_p + table_(p + offset)
+"""
 
 import functools
 

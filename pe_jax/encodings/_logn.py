@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-n scaling: queries grow with the logarithm of how much they may see.
 
+  q_p -> max(1, ln(p + 1) / ln(L)) q_p
+
 Entropy of the attention then stays about the same beyond the trained length.
 
 Reference: Su, 2021, https://kexue.fm/archives/8823; Chiang and Cholak, 2022,

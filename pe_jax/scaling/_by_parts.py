@@ -41,8 +41,9 @@ def yarn_ramp(
   """Computes how far each frequency is interpolated: 0 for the fast ones, 1 for the slow ones.
 
   A pair that turns r times within the original length L has the index
-  d ln(L / (2 pi r)) / (2 ln base). The ramp rises from the index at r = beta_fast to the one at
-  r = beta_slow.
+  d ln(L / (2 pi r)) / (2 ln base). The ramp rises from the index at r = beta_fast, or 0 if that is
+  larger, to the one at r = beta_slow, or d - 1 if that is smaller. Where the two are equal it rises
+  within 0.001 of an index, so as not to divide by 0.
 
   Args:
     width: number of rotated channels d.

@@ -63,7 +63,14 @@ def ntk_frequencies(width: int, base: Number, *, factor: Number) -> Frequencies:
 
 
 def ntk_exponents(pairs: int) -> np.ndarray:
-  """Returns the power of the factor for each frequency: 0 for the first, -1 for the last."""
+  """Returns the power of the factor s for each frequency: 0 for the first, -1 for the last.
+
+  With the base B = b s ** (d / (d - 2)) the frequencies are
+  B ** (-2 i / d) = b ** (-2 i / d) s ** (-i / (d / 2 - 1)).
+
+  Args:
+    pairs: d / 2, how many frequencies there are.
+  """
   return -np.arange(pairs) / max(pairs - 1, 1)
 
 
