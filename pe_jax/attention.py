@@ -51,12 +51,13 @@ def attend(
     k_pos: positions or coordinates of the keys, [..., S].
     encoding: the record.
     params: its trained arrays ({} where it has none); constants given here win.
-    mask: who may see whom; everyone everyone unless given.
+    mask: who may see whom; every query sees every key unless given.
     scale: what q . k is multiplied by, H ** -0.5 unless given.
     length: what length-dependent rules read, a number or shape [...]; by default 1 + the largest
       position of the row's queries that are not padding.
     softcap: bounds the logits by softcap * tanh(logits / softcap), after the bias, before the mask.
-    kernel: a function of `pe_jax.kernels`; `dense` unless given.
+    kernel: a function of `pe_jax.kernels`; unless given, `kernels.choose` picks by the hooks and the
+      sizes.
 
   Returns:
     The output, shape [..., T, N, H], in v's dtype. Logits and softmax are float32.
@@ -70,7 +71,6 @@ def attend(
   >>> attend(q, k, v, jnp.arange(3), jnp.arange(3), encoding=pe_jax.alibi(), params={}).shape
   (1, 3, 2, 4)
   """
-  kernel = kernels.dense if kernel is None else kernel
   return _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, softcap)
 
 
@@ -104,6 +104,8 @@ def attention_weights(
 def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, softcap):
   """Checks the arguments, fills in what is not given, and runs the kernel on what may be seen."""
   _check_shapes(q, k, v)
+  if kernel is None:
+    kernel = kernels.choose(encoding, q.shape[-3], k.shape[-3])
   mask = Mask() if mask is None else mask
   if encoding.causal_only and not mask.causal:
     raise ValueError(
