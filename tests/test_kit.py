@@ -12,9 +12,12 @@ import pe_jax
 from pe_jax import testing
 from pe_jax._load import load
 from pe_jax.testing import __main__ as command
-from tests import mutants
+from tests.mutants import formulas
+from tests.mutants import pairwise
+from tests.mutants import precision
+from tests.mutants import tokens
+from tests.mutants.table import DIMS
 
-DIMS = mutants.DIMS
 MINE = pathlib.Path(__file__).parent / 'data' / 'mine.py'
 
 
@@ -76,7 +79,7 @@ def test_laws_have_names_and_sentences_of_their_own():
 
 def test_an_error_lists_the_law_what_was_seen_and_the_input():
   with pytest.raises(AssertionError) as error:
-    testing.check(mutants.rotary_torch_positions_in_the_dtype, DIMS, laws=('told_apart', 'equal'))
+    testing.check(precision.rotary_torch_positions_in_the_dtype, DIMS, laws=('told_apart', 'equal'))
   message = str(error.value)
   assert 'breaks 1 laws' in message and 'told_apart' in message and 'hash alike' not in message
   assert '769 of 4096' in message  # bfloat16 has that many integers below 4096
@@ -84,15 +87,15 @@ def test_an_error_lists_the_law_what_was_seen_and_the_input():
 
 
 def test_the_input_is_the_smallest_that_fails():
-  found = finding(mutants.fox_of_the_chunk_alone, 'place_prefix')
+  found = finding(tokens.fox_of_the_chunk_alone, 'place_prefix')
   assert found.input == 'tokens=2'
-  assert finding(mutants.bias_before_the_scale, 'scale').input.startswith('tokens=2')
+  assert finding(pairwise.bias_before_the_scale, 'scale').input.startswith('tokens=2')
 
 
 def test_an_encoding_that_raises_breaks_the_law_and_names_its_line():
-  found = finding(mutants.option_that_crashes, 'options')
+  found = finding(formulas.option_that_crashes, 'options')
   assert found.status == 'failed' and 'AttributeError' in found.message
-  assert 'mutants.py, line' in found.message
+  assert 'formulas.py, line' in found.message
 
 
 def test_arrays_that_cannot_be_made_break_one_law_alone():
