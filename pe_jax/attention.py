@@ -56,8 +56,7 @@ def attend(
     length: what length-dependent rules read, a number or shape [...]; by default 1 + the largest
       position of the row's queries that are not padding.
     softcap: bounds the logits by softcap * tanh(logits / softcap), after the bias, before the mask.
-    kernel: a function of `pe_jax.kernels`; unless given, `kernels.choose` picks by the hooks and the
-      sizes.
+    kernel: a function of `pe_jax.kernels`; `kernels.choose` picks one unless given.
 
   Returns:
     The output, shape [..., T, N, H], in v's dtype. Logits and softmax are float32.

@@ -13,7 +13,6 @@ import pytest
 import pe_jax
 from pe_jax import kernels
 from pe_jax import Mask
-from pe_jax.kernels._choose import choose
 from tests import pairwise
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
@@ -228,10 +227,10 @@ def test_positions_scale_and_softcap_are_differentiated_too():
 
 
 def test_short_rows_and_whole_rows_are_dense_and_long_ones_are_tiled():
-  assert choose(pe_jax.alibi(), 255, 256) is kernels.dense
-  assert choose(pe_jax.alibi(), 256, 256) is kernels.blockwise
-  assert choose(pe_jax.cope(), 4096, 4096) is kernels.dense
-  assert choose(pe_jax.compose(pe_jax.rope(), pe_jax.cope()), 4096, 4096) is kernels.dense
+  assert kernels.choose(pe_jax.alibi(), 255, 256) is kernels.dense
+  assert kernels.choose(pe_jax.alibi(), 256, 256) is kernels.blockwise
+  assert kernels.choose(pe_jax.cope(), 4096, 4096) is kernels.dense
+  assert kernels.choose(pe_jax.compose(pe_jax.rope(), pe_jax.cope()), 4096, 4096) is kernels.dense
 
 
 def test_what_sees_whole_rows_is_refused():

@@ -78,6 +78,11 @@ def test_memory_grows_with_the_length_and_no_faster(encoding, what):  # D4
   assert long <= 4.2 * short
 
 
+def test_long_rows_are_tiled_unasked():
+  t5 = pe_jax.t5()
+  assert cost(t5, None, 2048) == cost(t5, kernels.blockwise, 2048)
+
+
 def skewed(q, k, v, params):
   """Music Transformer as it is usually written: q . r for every distance, padded and reshaped."""
   length = q.shape[1]
