@@ -1,24 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole job: what it writes, that it survives being killed, what it says of bad input."""
+"""The whole job: what it writes, that it goes on where it stopped, what it says of bad input."""
 
 import csv
 import io
 import json
-import os
-import pathlib
-import signal
-import subprocess
-import sys
-import time
 
-from absl import flags
-import ml_collections
-from ml_collections import config_flags
 import numpy as np
 import pytest
 from rich import console as rich_console
 
-from configs import compare as compare_config
 from experiments import errors
 from experiments import files
 from experiments import job as job_lib
@@ -28,34 +18,10 @@ from experiments import progress
 from experiments import recompute
 from experiments import results
 from experiments import train
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def run(config, workdir) -> str:
-  """Runs a job in this process; returns what it printed."""
-  printed = io.StringIO()
-  job_lib.run(config, str(workdir), rich_console.Console(file=printed, width=160))
-  return printed.getvalue()
-
-
-def cells(workdir: pathlib.Path) -> dict[str, dict]:
-  """Reads the finished cells of a workdir by what was typed."""
-  found = [json.loads(path.read_text()) for path in workdir.glob('cells/*/result.json')]
-  return {cell['identity']['encoding']: cell for cell in found}
-
-
-def directory_of(workdir: pathlib.Path, typed: str) -> pathlib.Path:
-  found = output.collect([workdir]).items()
-  return next(path for path, cell in found if cell['identity']['encoding'] == typed)
-
-
-def snapshot(directory: pathlib.Path) -> dict[str, bytes]:
-  return {
-      str(path): path.read_bytes()
-      for path in sorted(directory.rglob('*'))
-      if path.is_file() and path.name != 'lock'
-  }
+from tests.jobs import cells
+from tests.jobs import directory_of
+from tests.jobs import run
+from tests.jobs import snapshot
 
 
 @pytest.fixture(scope='module')
@@ -159,57 +125,6 @@ def test_a_stopped_job_ends_with_the_same_numbers(job, make_config, tmp_path, mo
 
 def stop(*_, **__):
   raise KeyboardInterrupt
-
-
-MINE = """
-import jax.numpy as jnp
-import pe_jax
-
-def _penalty(params, q, k, q_positions, k_positions, scale, *, strength):
-  if k.shape[-1] == 1:
-    raise ValueError('heads of one channel')
-  distance = jnp.abs(pe_jax.positions.distance(q_positions, k_positions))
-  bias = -strength * jnp.log1p(distance)[..., None, :, :]
-  return jnp.broadcast_to(bias, (*bias.shape[:-3], q.shape[-2], *bias.shape[-2:]))
-
-@pe_jax.factory
-def penalty(*, strength: float = 1.0) -> pe_jax.Encoding:
-  return pe_jax.Encoding(name='penalty', bias=pe_jax.bind(_penalty, strength=strength))
-"""
-
-
-def test_says_where_a_users_hook_fails(make_config, tmp_path):
-  (tmp_path / 'mine.py').write_text(MINE)
-  config = make_config({'encodings': f'{tmp_path}/mine.py:penalty()', 'model.heads': 16})
-  with pytest.raises(errors.UserError, match=r'heads of one channel \(.*mine.py, line 7\)'):
-    run(config, tmp_path / 'work')
-
-
-def test_an_encoding_of_the_users_survives_kill_9(make_config, tmp_path):
-  (tmp_path / 'mine.py').write_text(MINE)
-  typed = f'{tmp_path}/mine.py:penalty(strength=0.5)'
-  config = make_config({'encodings': typed, 'steps': 400, 'seeds': 1, 'evaluate.times': (1.0,)})
-  (tmp_path / 'config.py').write_text(
-      'from ml_collections import config_dict\nimport json\n'
-      f'def get_config():\n  return config_dict.ConfigDict(json.loads({config.to_json()!r}))\n'
-  )
-  workdir = tmp_path / 'killed'
-  process = subprocess.Popen(
-      [sys.executable, '-m', 'experiments.compare', f'--workdir={workdir}']
-      + [f'--config={tmp_path / "config.py"}'],
-      cwd=ROOT,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-  )
-  deadline = time.monotonic() + 240
-  while time.monotonic() < deadline and len(list(workdir.glob('cells/*/0*.npz'))) < 2:
-    time.sleep(0.01)
-  os.kill(process.pid, signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL
-  assert not cells(workdir)
-  assert 'goes on after step' in run(config, workdir)
-  run(config, tmp_path / 'whole')
-  assert cells(workdir)[typed]['lengths'] == cells(tmp_path / 'whole')[typed]['lengths']
 
 
 @pytest.mark.parametrize(
@@ -326,85 +241,3 @@ def test_a_workdir_that_is_a_file_is_told(make_config, text_file):
     with pytest.raises(errors.UserError, match='--workdir=.* is a file'):
       run(make_config({'encodings': 'none()'}), workdir)
   assert text_file.read_bytes() == content
-
-
-def test_mistakes_end_in_one_message_and_status_2(tmp_path):
-  (tmp_path / 'own.py').write_text('import nowhere_at_all')
-  of_compare = {
-      '--config.nofield=3': 'nofield',
-      '--config=configs/nowhere.py': 'configs/nowhere.py',
-      '--config=configs/compare.py:slow': "no variant 'slow'",
-      f'--encodings={tmp_path}/own.py:gated()': 'failed to import',
-  }
-  compare = ('experiments.compare', f'--workdir={tmp_path}/w')
-  commands = {(*compare, flag): told for flag, told in of_compare.items()}
-  commands[('experiments.report', str(tmp_path))] = 'no finished cell'
-  started = {
-      command: subprocess.Popen(
-          [sys.executable, '-m', *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
-      )
-      for command in commands
-  }
-  for command, process in started.items():
-    _, told = process.communicate(timeout=240)
-    assert process.returncode == 2, command
-    assert told.startswith('error: ') and commands[command] in told
-    assert 'Traceback' not in told and told.count('\n') <= 3
-  assert not (tmp_path / 'w').exists()
-
-
-# --- The config ----------------------------------------------------------------------------------
-
-
-# ml_collections loads config files in a way that Python has deprecated.
-loads_a_config = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
-
-
-def parse_flags(monkeypatch, *overrides: str) -> ml_collections.ConfigDict:
-  values = flags.FlagValues()
-  argv = ['compare', f'--config={compare_config.__file__}', *overrides]
-  monkeypatch.setattr(sys, 'argv', argv)  # where ml_collections looks for overrides
-  holder = config_flags.DEFINE_config_file('config', flag_values=values)
-  values(argv)
-  return holder.value
-
-
-@pytest.mark.parametrize('variant', ['default', 'quick'])
-def test_every_default_freezes_and_comes_back_from_json(variant):
-  frozen = ml_collections.FrozenConfigDict(compare_config.get_config(variant))
-  again = ml_collections.FrozenConfigDict(json.loads(frozen.to_json()))
-  assert again.to_json() == frozen.to_json()
-
-
-@loads_a_config
-def test_every_float_survives_whole_numbers_and_exponents(monkeypatch):
-  for name in compare_config.get_config().optimizer:
-    for given in ('1e6', '500000'):
-      config = parse_flags(monkeypatch, f'--config.optimizer.{name}={given}')
-      assert config.optimizer[name] == float(given) and isinstance(config.optimizer[name], float)
-
-
-@loads_a_config
-def test_grids_and_lengths_take_whole_numbers(monkeypatch):
-  config = parse_flags(
-      monkeypatch,
-      '--config.grid.learning_rate=(1e-3,2)',
-      '--config.grid.weight_decay=1e-2',
-      '--config.evaluate.times=(1,2)',
-      '--config.model.kv_heads=2',
-  )
-  frozen = ml_collections.FrozenConfigDict(config)
-  assert train.members(frozen).points == (
-      {'learning_rate': 1e-3, 'weight_decay': 1e-2},
-      {'learning_rate': 2.0, 'weight_decay': 1e-2},
-  )
-  assert frozen.model.kv_heads == 2 and frozen.model.head_dim is None
-  assert files.to_json(json.loads(frozen.to_json()))
-
-
-@loads_a_config
-def test_what_depends_on_the_window_follows_it(monkeypatch):
-  config = parse_flags(monkeypatch, '--config.window=128')
-  assert 'learned(length=128)' in config.encodings and 't5(max_distance=64)' in config.encodings
-  config = parse_flags(monkeypatch, '--config.encodings=rope()', '--config.window=128')
-  assert config.encodings == 'rope()'
