@@ -9,57 +9,13 @@ import pytest
 import pe_jax
 from pe_jax import kernels
 from pe_jax import Mask
-
-KERNELS = {'dense': kernels.dense, 'xla': kernels.xla}
-each_kernel = pytest.mark.parametrize('kernel', KERNELS.values(), ids=KERNELS)
-# jax.nn on a CPU has no float16.
-TYPES = {'dense': (jnp.float32, jnp.bfloat16, jnp.float16), 'xla': (jnp.float32, jnp.bfloat16)}
-each_kernel_and_type = pytest.mark.parametrize(
-    'kernel, dtype', [(KERNELS[name], dtype) for name, dtypes in TYPES.items() for dtype in dtypes]
-)
-
-
-def inputs(seed=0, batch=2, queries=5, keys=5, heads=4, kv_heads=2, head_dim=8, dtype=jnp.float32):
-  q_key, k_key, v_key = jax.random.split(jax.random.key(seed), 3)
-  q = jax.random.normal(q_key, (batch, queries, heads, head_dim), dtype)
-  k = jax.random.normal(k_key, (batch, keys, kv_heads, head_dim), dtype)
-  v = jax.random.normal(v_key, (batch, keys, kv_heads, head_dim), dtype)
-  return q, k, v, jnp.arange(keys - queries, keys), jnp.arange(keys)
-
-
-def run(q, k, v, q_pos, k_pos, encoding=pe_jax.none(), params=None, **options):
-  params = {} if params is None else params
-  return pe_jax.attend(q, k, v, q_pos, k_pos, encoding=encoding, params=params, **options)
-
-
-def loops(q, k, v, allowed, bias=None, scale=None, softcap=None):
-  """Attention, one query of one head at a time; allowed and bias are functions of (b, n, t, s)."""
-  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-  batch, queries, heads, head_dim = q.shape
-  keys, groups = k.shape[1], heads // k.shape[2]
-  scale = head_dim**-0.5 if scale is None else scale
-  out = np.zeros(q.shape)
-  for b in range(batch):
-    for n in range(heads):
-      for t in range(queries):
-        seen = [s for s in range(keys) if allowed(b, n, t, s)]
-        if not seen:
-          continue
-        logits = np.array([scale * q[b, t, n] @ k[b, s, n // groups] for s in seen])
-        if bias is not None:
-          logits += [bias(b, n, t, s) for s in seen]
-        if softcap is not None:
-          logits = softcap * np.tanh(logits / softcap)
-        weights = np.exp(logits - logits.max())
-        weights /= weights.sum()
-        for weight, s in zip(weights, seen, strict=True):
-          out[b, t, n] += weight * v[b, s, n // groups]
-  return out
-
-
-def causal(queries, keys):
-  return lambda b, n, t, s: s <= keys - queries + t
-
+from tests.attention_loops import causal
+from tests.attention_loops import each_kernel
+from tests.attention_loops import each_kernel_and_type
+from tests.attention_loops import inputs
+from tests.attention_loops import loops
+from tests.attention_loops import padded
+from tests.attention_loops import run
 
 # --- Values --------------------------------------------------------------------------------------
 
@@ -150,7 +106,7 @@ def test_an_argument_means_what_it_means_in_jax_nn(ours, theirs):
   )
 
 
-# --- Nothing to attend to, and what nobody may see ---------------------------------------------
+# --- Types ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('encoding', [pe_jax.alibi(), pe_jax.t5(buckets=4)], ids=repr)
@@ -168,97 +124,8 @@ def test_positions_may_be_any_integers(encoding, kernel, dtype):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-def padded():
-  """Row 1 is padding but for its last three tokens."""
-  q, k, v, _, _ = inputs(queries=6, keys=6)
-  segments = jnp.array([[1] * 6, [0, 0, 0, 1, 1, 1]])
-  return q, k, v, segments, Mask(causal=True, q_segments=segments, k_segments=segments)
-
-
 @each_kernel_and_type
-def test_a_query_that_sees_nothing_gets_zero(kernel, dtype):  # case 9
-  q, k, v, _, mask = padded()
-  q, k, v = (x.astype(dtype) for x in (q, k, v))
-  positions = jnp.arange(6)
-  encoding = pe_jax.alibi_learned()
-  params = encoding.init(None, pe_jax.Dims(model=32, heads=4))
-
-  def total(q, k, v, params):
-    return run(q, k, v, positions, positions, encoding, params, mask=mask, kernel=kernel).sum()
-
-  out = run(q, k, v, positions, positions, encoding, params, mask=mask, kernel=kernel)
-  assert (out[1, :3] == 0).all()
-  first = [x[:1] for x in (q, k, v)]
-  causal_only = Mask(causal=True)
-  alone = run(*first, positions, positions, encoding, params, mask=causal_only, kernel=kernel)
-  assert (out[:1] == alone).all(), 'other rows noticed'
-  grads = jax.grad(total, argnums=(0, 1, 2, 3))(q, k, v, params)
-  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
-  for grad in grads[:3]:
-    assert (grad[1, :3] == 0).all()
-
-
-@each_kernel
-def test_all_keys_masked_is_zero_and_not_their_mean(kernel):  # case 9
-  v = jnp.arange(5.0).reshape(1, 5, 1, 1)
-  zeros, positions = jnp.zeros((1, 5, 1, 1)), jnp.arange(5)
-  nothing = Mask(dense=jnp.zeros((5, 5), bool))
-  assert (run(zeros, zeros, v, positions, positions, mask=nothing, kernel=kernel) == 0).all()
-  weights = pe_jax.attention_weights(
-      zeros, zeros, v, positions, positions, encoding=pe_jax.none(), params={}, mask=nothing
-  )
-  assert (weights == 0).all()
-
-
-ENCODINGS = [
-    pe_jax.none(),
-    pe_jax.rope(),
-    pe_jax.rope(scaling=pe_jax.scaling.dynamic_ntk(factor=2, original_length=4)),
-    pe_jax.alibi(),
-    pe_jax.t5(buckets=8, max_distance=16),
-    pe_jax.shaw(max_distance=2),
-    pe_jax.cope(max_position=4),
-]
-
-
-@pytest.mark.parametrize('encoding', ENCODINGS, ids=repr)
-@pytest.mark.parametrize('kernel', [None, kernels.xla])
-def test_what_nobody_may_see_cannot_leak(encoding, kernel):
-  if kernel is kernels.xla and (encoding.value or encoding.logits):
-    kernel = kernels.dense
-  q, k, v, segments, mask = padded()
-  params = encoding.init(jax.random.key(1), pe_jax.Dims(model=32, heads=4, kv_heads=2))
-  positions = pe_jax.positions.from_mask(segments)
-  hidden = (segments == 0)[..., None, None]
-
-  def loss(args, params):
-    out = run(*args, positions, positions, encoding, params, mask=mask, kernel=kernel)
-    return (out * jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)).sum(), out
-
-  clean, want = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)((q, k, v), params)
-  dirty = tuple(jnp.where(hidden, jnp.nan, x) for x in (q, k, v))
-  dirty, got = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(dirty, params)
-  np.testing.assert_array_equal(dirty[1], clean[1])
-  jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-def test_left_padding_changes_nothing():  # case 19
-  q, k, v, segments, mask = padded()
-  positions = pe_jax.positions.from_mask(segments)
-  for encoding in ENCODINGS:
-    params = encoding.init(jax.random.key(1), pe_jax.Dims(model=32, heads=4, kv_heads=2))
-    out = run(q, k, v, positions, positions, encoding, params, mask=mask, length=9)
-    alone = [x[1, 3:] for x in (q, k, v)]
-    three = jnp.arange(3)
-    want = run(*alone, three, three, encoding, params, mask=Mask(causal=True), length=9)
-    np.testing.assert_allclose(out[1, 3:], want, atol=1e-5, err_msg=repr(encoding))
-
-
-# --- Types ---------------------------------------------------------------------------------------
-
-
-@each_kernel_and_type
-def test_no_type_rounds_the_bias(kernel, dtype):  # cases 6 and 57
+def test_no_type_rounds_the_bias(kernel, dtype):  # HabanaAI/vllm-fork #503
   steps = 2048
   zeros = jnp.zeros((1, steps, 1, 4), dtype)
   v = jnp.zeros((1, steps, 1, 4), dtype).at[0, -4:, 0].set(jnp.eye(4, dtype=dtype))
@@ -270,7 +137,7 @@ def test_no_type_rounds_the_bias(kernel, dtype):  # cases 6 and 57
   )
 
 
-def test_values_may_have_a_type_of_their_own():  # case 57
+def test_values_may_have_a_type_of_their_own():  # facebookresearch/xformers #742
   q, k, v, q_pos, k_pos = inputs()
   out = run(q, k, v.astype(jnp.bfloat16), q_pos, k_pos, pe_jax.rope())
   assert out.dtype == jnp.bfloat16

@@ -13,13 +13,13 @@ def evaluate(mask, queries, keys):
   return np.asarray(mask.evaluate(queries, keys)).astype(int)
 
 
-def test_causal_is_aligned_at_the_end():  # case 10
+def test_causal_is_aligned_at_the_end():  # google/flax #5591
   assert evaluate(Mask(causal=True), 2, 5).tolist() == [[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]
   assert evaluate(Mask(causal=True), 1, 5).tolist() == [[[1, 1, 1, 1, 1]]]
   assert evaluate(Mask(causal=True), 5, 2)[0].tolist() == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
 
 
-def test_a_window_counts_the_token_itself():  # case 13
+def test_a_window_counts_the_token_itself():  # huggingface/transformers #39408
   rows = [''.join(map(str, row)) for row in evaluate(Mask(causal=True, window=3), 6, 6)[0]]
   assert rows == ['100000', '110000', '111000', '011100', '001110', '000111']
   assert (evaluate(Mask(window=1), 4, 4)[0] == np.eye(4)).all()
