@@ -233,4 +233,5 @@ def _parameter(encoding, path, leaf: Array) -> tuple[Array, Any]:
 
 
 def _named(params) -> dict[str, Array]:
-  return {base.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+  return {base.leaf_name(path): leaf for path, leaf in leaves}
