@@ -185,7 +185,7 @@ def test_a_tile_of_a_mask_is_that_part_of_it():
 @pytest.mark.parametrize(
     'kernel', [kernels.dense, kernels.xla, tiled(4, 4), kernels.blockwise], ids=repr
 )
-def test_a_learned_bias_receives_its_gradient(kernel):  # case 56
+def test_a_learned_bias_receives_its_gradient(kernel):  # Dao-AILab/flash-attention #617
   encoding = pe_jax.t5(buckets=4, max_distance=9)
   q, k, v = draw_arrays(1, 7, 7)
   params = encoding.init(jax.random.key(0), DIMS)

@@ -122,7 +122,7 @@ def test_packing_needs_no_array_of_the_mask():
 
 
 @pytest.mark.parametrize('encoding', pairwise.PAIRWISE, ids=repr)
-def test_no_large_constant_enters_a_program(encoding):  # case 65
+def test_no_large_constant_enters_a_program(encoding):  # jax-ml/jax #14655
   params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
   x = jax.ShapeDtypeStruct((1, 4096, HEADS, WIDTH), jnp.float32)
   coords = jax.ShapeDtypeStruct((1, HEADS, 4096) if encoding.place else (4096,), jnp.float32)
