@@ -182,6 +182,7 @@ def broken():
   return pe_jax.Encoding(name='broken', bias=_bias)
 def needs(width): return None
 three = lambda: 3
+def leaves(): raise SystemExit(0)
 """
 
 
@@ -190,10 +191,11 @@ three = lambda: 3
     [
         ('broken', 'is not FILE.py:factory'),
         ('nowhere.py:broken', 'there is no file nowhere.py'),
-        ('{file}:brokn', "has no function 'brokn': it has ['_bias', 'broken', 'needs', 'three']"),
+        ('{file}:brokn', "has no function 'brokn': it has ['_bias', 'broken', 'needs', 'three'"),
         ('{file}:needs', 'needs width'),
         ('{file}:three', 'returned 3'),
         ('{file}:three()', 'returned 3'),
+        ('{file}:leaves', 'SystemExit: 0 (file.py, line'),
         ('{bad}:broken', 'failed to import: NameError'),
         ('{file}:broken --heads 3', 'not a multiple of kv_heads=2'),
     ],

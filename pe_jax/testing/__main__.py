@@ -49,7 +49,7 @@ def _report(factory: Callable, dims: Dims, laws: list[str] | None) -> testing.Re
     return error.report
   except ValueError:
     raise
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     raise ValueError(f'the factory raised {_tell(error)}') from error
 
 
