@@ -76,7 +76,7 @@ class Cell:
   def result(self) -> dict[str, Any] | None:
     """Returns the numbers of a finished cell, or None."""
     path = self.directory / 'result.json'
-    return json.loads(path.read_text()) if path.exists() else None
+    return files.read_json(path) if path.exists() else None
 
 
 def make(

@@ -12,6 +12,8 @@ import zipfile
 import jax
 import numpy as np
 
+from experiments import errors
+
 _KEPT = 2  # the newest checkpoint, and the one before it in case the disk spoils the newest
 
 
@@ -29,6 +31,16 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Replaces a file by `to_json` of a value, indented."""
   write(path, to_json(value, indent=1) + '\n')
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Reads what `write_json` wrote; a file that something else damaged is told of."""
+  try:
+    return json.loads(path.read_bytes())
+  except ValueError as error:
+    raise errors.UserError(
+        f'{path} is damaged ({error}): delete its directory, and the experiment makes it again'
+    ) from None
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

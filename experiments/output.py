@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of finished cells: results.json, table.{csv,tex}, figure.*, report.html."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -66,7 +65,7 @@ def collect(workdirs: list[pathlib.Path]) -> dict[pathlib.Path, dict[str, Any]]:
           ' experiment that has finished at least one encoding'
       )
     found |= {path.parent.name: path for path in paths}
-  return {path.parent: json.loads(path.read_text()) for path in found.values()}
+  return {path.parent: files.read_json(path) for path in found.values()}
 
 
 def write(

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments import errors
 from experiments import files
 
 
@@ -20,6 +21,14 @@ def state():
   optimizer = optax.adamw(1e-2)
   _, moments = optimizer.update(params, optimizer.init(params), params)
   return params, moments, jnp.int32(16777217)
+
+
+@pytest.mark.parametrize('content', [b'', b'{"lengths": [{"le', b'\xff\xfe'])
+def test_a_damaged_result_is_told_by_its_path(tmp_path, content):
+  path = tmp_path / 'result.json'
+  path.write_bytes(content)
+  with pytest.raises(errors.UserError, match='result.json is damaged .*: delete its directory'):
+    files.read_json(path)
 
 
 def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
