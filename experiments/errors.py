@@ -28,6 +28,8 @@ def closest_first(name: str, allowed: Iterable[str]) -> str:
 def run(main: Callable[[Sequence[str]], None], *, stopped: str = '') -> None:
   """Runs an absl main; a UserError or a flag that cannot be read ends with exit status 2.
 
+  A disk that is full or may not be written to ends with status 1, in one line too.
+
   Args:
     main: what to run.
     stopped: what to add to the words that tell of Ctrl-C.
@@ -38,6 +40,8 @@ def run(main: Callable[[Sequence[str]], None], *, stopped: str = '') -> None:
       main(argv)
     except UserError as error:
       _stop(str(error), 2)
+    except OSError as error:  # a full disk, a directory that may not be written
+      _stop(f'{error}: mend that and start again', 1)
     except KeyboardInterrupt:
       _stop(f'stopped by the keyboard{stopped}', 130)
 
