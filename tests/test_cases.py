@@ -19,7 +19,6 @@ of the same faults are in `pe_jax.testing`.
 
 from fractions import Fraction
 import functools
-
 import math
 
 import jax

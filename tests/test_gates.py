@@ -88,7 +88,9 @@ def count(fn, *args):
 
 
 @pytest.mark.parametrize(
-    'encoding, hand', [(pe_jax.rope(), by_hand_rope), (pe_jax.alibi(), by_hand_alibi)], ids=['rope', 'alibi']
+    'encoding, hand',
+    [(pe_jax.rope(), by_hand_rope), (pe_jax.alibi(), by_hand_alibi)],
+    ids=['rope', 'alibi'],
 )
 def test_the_record_costs_nothing(encoding, hand):
   q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 128, 8, 64))
