@@ -103,9 +103,13 @@ def attention_weights(
 def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, softcap):
   """Checks the arguments, fills in what is not given, and runs the kernel on what may be seen."""
   _check_shapes(q, k, v)
+  mask = Mask() if mask is None else mask
+  if not isinstance(encoding, Encoding):
+    raise ValueError(f'encoding={encoding!r} is no Encoding: call a factory, as in pe_jax.rope().')
+  if not isinstance(mask, Mask):
+    raise ValueError(f'mask={mask} is no Mask: an array is passed as Mask(dense=array).')
   if kernel is None:
     kernel = kernels.choose(encoding, q.shape[-3], k.shape[-3])
-  mask = Mask() if mask is None else mask
   if encoding.causal_only and not mask.causal:
     raise ValueError(
         f'{encoding} has no meaning for keys after the query: pass mask=Mask(causal=True, ...).'

@@ -182,6 +182,8 @@ def test_a_kernel_refuses_what_it_cannot_do():
         ({'k_pos': jnp.zeros((3, 5))}, 'does not fit'),
         ({'q_pos': jnp.zeros(5, jnp.bfloat16)}, 'cannot count tokens'),
         ({'params': {'slope': jnp.ones(4)}}, r"no arrays \['slope'\]"),
+        ({'encoding': pe_jax.rope}, 'call a factory'),
+        ({'mask': jnp.ones((5, 5), bool)}, r'Mask\(dense=array\)'),
         ({'encoding': pe_jax.t5()}, r"misses the trained arrays \['table'\]"),
         ({'encoding': pe_jax.alibi(slopes=(1.0, 0.5))}, 'same heads'),
         ({'encoding': pe_jax.cope(), 'params': {'table': jnp.ones((64, 8))}}, 'causal=True'),
