@@ -64,6 +64,7 @@ class Dims:
   head_dim: int | None = None
 
   def __post_init__(self):
+    check_sizes(model=self.model, heads=self.heads)
     if self.head_dim is None and self.model % self.heads:
       raise ValueError(
           f'model={self.model} does not divide into heads={self.heads}: choose a multiple of the '

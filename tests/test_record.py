@@ -133,6 +133,8 @@ def test_dims_fill_in_what_is_not_given():
         ({'model': 30, 'heads': 4}, 'model=30 does not divide into heads=4'),
         ({'model': 32, 'heads': 4, 'kv_heads': 3}, 'heads=4 is not a multiple of kv_heads=3'),
         ({'model': 32, 'heads': 0, 'head_dim': 8}, 'heads=0 must be a positive integer'),
+        ({'model': 32, 'heads': 0}, 'heads=0 must be a positive integer'),
+        ({'model': '32', 'heads': 4}, "model='32' must be a positive integer"),
         ({'model': 32.0, 'heads': 4, 'head_dim': 8}, 'model=32.0 must be a positive integer'),
     ],
 )
