@@ -241,6 +241,8 @@ def scaled(**table):
         ({'num_hidden_layers': 2, 'no_rope_layers': [1]}, 'no_rope_layers lists 1 layers'),
         ({'num_hidden_layers': 2, 'sliding_window_pattern': 'LG'}, 'give layer_types'),
         ({'num_attention_heads': 3}, 'hidden_size=64 is no multiple'),
+        ({'num_attention_heads': 0}, 'num_attention_heads=0 must be a positive integer'),
+        ({'hidden_size': 'x'}, "hidden_size='x' must be a positive integer"),
         ({'num_attention_heads': None}, 'num_attention_heads=None: give'),
     ],
 )

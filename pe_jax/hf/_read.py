@@ -247,6 +247,9 @@ def head_dim(config: Config) -> int:
   width, heads = config.get('hidden_size'), config.get('num_attention_heads')
   if width is None or heads is None:
     raise ValueError(f'hidden_size={width}, num_attention_heads={heads}: give head_dim, or both.')
+  for name, size in (('hidden_size', width), ('num_attention_heads', heads)):
+    if not isinstance(size, int) or size < 1:
+      raise ValueError(f'{name}={size!r} must be a positive integer.')
   if width % heads:
     raise ValueError(f'hidden_size={width} is no multiple of num_attention_heads={heads}.')
   return width // heads
