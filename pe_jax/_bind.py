@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import numbers
 import re
 from typing import Any
@@ -168,10 +169,11 @@ def _show(value: Any) -> str:
 
 
 def check_positive(**numbers_by_name: float):
-  """Raises a ValueError that names the first argument that is no number above 0."""
+  """Raises a ValueError that names the first argument that is no finite number above 0."""
   for name, number in numbers_by_name.items():
-    if isinstance(number, bool) or not isinstance(number, numbers.Real) or not number > 0:
-      raise ValueError(f'{name}={number!r} must be a number above 0.')
+    is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    if not is_number or not 0 < number < math.inf:
+      raise ValueError(f'{name}={number!r} must be a finite number above 0.')
 
 
 def check_sizes(**sizes: int):

@@ -107,8 +107,10 @@ def test_a_factory_names_the_arguments_it_takes():
     pe_jax.rope(bse=1)
   with pytest.raises(ValueError, match='width=7 must be even'):
     pe_jax.rope(width=7)
-  with pytest.raises(ValueError, match='length=0 must be a number above 0'):
+  with pytest.raises(ValueError, match='length=0 must be a finite number above 0'):
     pe_jax.learned(length=0)
+  with pytest.raises(ValueError, match='base=inf must be a finite number above 0'):
+    pe_jax.rope(base=float('inf'))
 
 
 def nothing_at_all(params, x, coords):
