@@ -2,6 +2,10 @@
 """Which encoding reads texts longer than those it was trained on?
 
   python -m experiments.compare --config=configs/compare.py[:quick] --workdir=DIR
+
+`default`, measured on 2026-11-30 with 2 shared cores (AMD EPYC, jax 0.10.2): 742 CPU seconds, 1.23 GB;
+perplexity at 64 and 512 bytes none 8.27, 11.26; sinusoidal 6.43, 22.54; rope 4.90, 18.12;
+alibi 6.14, 6.05; t5 5.38, 6.34; learned 6.69 and no further.
 """
 
 from ml_collections import config_dict
