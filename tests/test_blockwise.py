@@ -183,7 +183,9 @@ def test_a_tile_of_a_mask_is_that_part_of_it():
 
 
 @pytest.mark.parametrize(
-    'kernel', [kernels.dense, kernels.xla, tiled(4, 4), kernels.blockwise], ids=repr
+    'kernel',
+    [kernels.dense, kernels.xla, tiled(4, 4), kernels.blockwise],
+    ids=['dense', 'xla', 'tiles of 4', 'blockwise'],
 )
 def test_a_learned_bias_receives_its_gradient(kernel):  # Dao-AILab/flash-attention #617
   encoding = pe_jax.t5(buckets=4, max_distance=9)
