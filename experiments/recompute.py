@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pathlib
 import sys
 from typing import Any
+import zipfile
 
 from absl import flags
 import ml_collections
@@ -51,7 +52,13 @@ def difference(
         f'the text of {directory} has changed: {config.corpus} had the hash'
         f' {stored["identity"]["corpus"][:12]}, now {text.sha256[:12]}; bring the old text back'
     )
-  again = cells.reevaluate(directory, parse.encoding(typed), config, text)
+  try:
+    again = cells.reevaluate(directory, parse.encoding(typed), config, text)
+  except (ValueError, zipfile.BadZipFile) as error:
+    raise errors.UserError(
+        f'the parameters of {directory} cannot be read: {error}; delete the directory and train'
+        ' again'
+    ) from None
   worst = 0.0
   for old, new in zip(stored['lengths'], again, strict=True):
     if 'reason' in old:

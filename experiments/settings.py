@@ -23,10 +23,10 @@ def check(config: ml_collections.FrozenConfigDict) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
       _refuse(f'model.{name}', value, 'a whole number of at least 1')
   for name, value in config.optimizer.items():
-    _check_number(f'optimizer.{name}', value)
+    _check_hyper('optimizer', name, value)
   for name, values in config.grid.items():
     for value in values:
-      _check_number(f'grid.{name}', value)
+      _check_hyper('grid', name, value)
     if len(set(values)) < len(values):
       _refuse(f'grid.{name}', values, 'every value once')
   _check_lengths(config)
@@ -46,6 +46,14 @@ def _check_lengths(config: ml_collections.FrozenConfigDict) -> None:
       _refuse('evaluate.times', one, f'at least 1: {trained}')
   if list(times) != sorted(set(times)):
     _refuse('evaluate.times', times, 'increasing, every length once')
+
+
+def _check_hyper(group: str, name: str, value: Any) -> None:
+  _check_number(f'{group}.{name}', value)
+  if name in ('b1', 'b2') and value >= 1:
+    _refuse(f'{group}.{name}', value, 'the decay of a mean, below 1')
+  if name in ('warmup', 'final') and value > 1:
+    _refuse(f'{group}.{name}', value, 'a part, at most 1')
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -102,7 +102,7 @@ def attention_weights(
 
 def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, softcap):
   """Checks the arguments, fills in what is not given, and runs the kernel on what may be seen."""
-  _check_shapes(q, k, v)
+  _check_arrays(q, k, v, params)
   mask = Mask() if mask is None else mask
   if not isinstance(encoding, Encoding):
     raise ValueError(f'encoding={encoding!r} is no Encoding: call a factory, as in pe_jax.rope().')
@@ -139,7 +139,14 @@ def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, s
   return jnp.where(rows, out, 0) if rows is not None else out
 
 
-def _check_shapes(q: Array, k: Array, v: Array):
+def _check_arrays(q: Array, k: Array, v: Array, params: Arrays):
+  if not isinstance(params, dict):
+    raise ValueError(
+        f'params={params!r} is no dict: pass encoding.init(key, dims), or {{}} for none.'
+    )
+  for name, x in {'q': q, 'k': k, 'v': v}.items():
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      raise ValueError(f'{name} has dtype {x.dtype}: it must be floating, such as float32.')
   if q.ndim < 3 or k.ndim != q.ndim or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
     raise ValueError(
         f'q, k, v have shapes {q.shape}, {k.shape}, {v.shape}: they must be [..., T, N, H] and '

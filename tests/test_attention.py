@@ -184,6 +184,7 @@ def test_a_kernel_refuses_what_it_cannot_do():
         ({'params': {'slope': jnp.ones(4)}}, r"no arrays \['slope'\]"),
         ({'encoding': pe_jax.rope}, 'call a factory'),
         ({'mask': jnp.ones((5, 5), bool)}, r'Mask\(dense=array\)'),
+        ({'params': None}, 'params=None is no dict'),
         ({'encoding': pe_jax.t5()}, r"misses the trained arrays \['table'\]"),
         ({'encoding': pe_jax.alibi(slopes=(1.0, 0.5))}, 'same heads'),
         ({'encoding': pe_jax.cope(), 'params': {'table': jnp.ones((64, 8))}}, 'causal=True'),

@@ -166,6 +166,9 @@ def test_the_losses_come_again_from_the_saved_parameters(job, tmp_path):
     spoilt = {name: array * 1.1 for name, array in arrays.items()}
   np.savez(tmp_path / 'params.npz', **spoilt)
   assert recompute.difference(tmp_path, stored, console) > 1e-3
+  (tmp_path / 'params.npz').unlink()
+  with pytest.raises(errors.UserError, match='train again'):
+    recompute.difference(tmp_path, stored, console)
 
 
 def test_merges_workdirs(job, tmp_path):
@@ -209,6 +212,8 @@ def test_merges_workdirs(job, tmp_path):
         ({'seed': 2**31 - 1}, ['--config.seed=2147483647', 'to 2147483646']),
         ({'model.layers': 0}, ['--config.model.layers=0', 'at least 1']),
         ({'model.norm': 'best'}, ["norm='best'", 'rms']),
+        ({'optimizer.b1': 2.0}, ['optimizer.b1=2.0', 'below 1']),
+        ({'grid.warmup': (2.0,)}, ['grid.warmup=2.0', 'at most 1']),
         ({'optimizer.learning_rate': -1.0}, ['optimizer.learning_rate=-1.0', 'finite']),
         ({'grid.learning_rate': ('abc',)}, ['grid.learning_rate=abc', 'finite number']),
         ({'grid.learning_rate': (0.1, 0.1)}, ['grid.learning_rate', 'once']),
