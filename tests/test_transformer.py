@@ -93,7 +93,8 @@ def test_program_holds_no_array_of_the_length(encoding):
   model = jax.eval_shape(lambda: make(encoding, config))
   tokens = jax.ShapeDtypeStruct((1, 1024), jnp.int32)
   text = run.lower(model, tokens).as_text()
-  assert '1024x1024' in text  # the logits of the dense kernel: the text does show what is made
+  # Whoever sees whole rows has an array of all logits, so the text does show what is made.
+  assert ('1024x1024' in text) == (encoding.logits is not None)
   assert len(text) < 200_000  # an array of 1024 x 1024 alone takes 2 million characters
 
 
