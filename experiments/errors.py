@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import difflib
+import logging
 import pathlib
 import sys
 
@@ -36,6 +37,7 @@ def run(main: Callable[[Sequence[str]], None], *, stopped: str = '') -> None:
   """
 
   def told(argv: Sequence[str]) -> None:
+    logging.getLogger('jax').setLevel(logging.WARNING)  # else it names every platform it misses
     try:
       main(argv)
     except UserError as error:
