@@ -184,7 +184,7 @@ def test_a_kernel_refuses_what_it_cannot_do():
         ({'params': {'slope': jnp.ones(4)}}, r"no arrays \['slope'\]"),
         ({'encoding': pe_jax.rope}, 'call a factory'),
         ({'mask': jnp.ones((5, 5), bool)}, r'Mask\(dense=array\)'),
-        ({'params': None}, 'params=None is no dict'),
+        ({'params': [1.0]}, 'is no dict'),
         ({'encoding': pe_jax.t5()}, r"misses the trained arrays \['table'\]"),
         ({'encoding': pe_jax.alibi(slopes=(1.0, 0.5))}, 'same heads'),
         ({'encoding': pe_jax.cope(), 'params': {'table': jnp.ones((64, 8))}}, 'causal=True'),
@@ -199,3 +199,9 @@ def test_a_mistake_is_named(change, said):
   q_pos, k_pos = options.pop('q_pos'), options.pop('k_pos')
   with pytest.raises(ValueError, match=said):
     run(q, k, v, q_pos, k_pos, **options)
+
+
+def test_whole_numbers_are_no_queries():
+  q, k, v, q_pos, k_pos = inputs()
+  with pytest.raises(ValueError, match='q has dtype int32'):
+    run(q.astype(jnp.int32), k, v, q_pos, k_pos)
