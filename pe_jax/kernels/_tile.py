@@ -112,7 +112,7 @@ def _bias_by_pair(encoding, tile: Operands) -> Array:
 def _bias_by_distance(encoding, tile: Operands) -> Array:
   """Evaluates the t + s - 1 distances of consecutive positions; row t is a slice of them.
 
-  A slice a row, forward, and its sum, backward, cost a tenth of a gather or of a skewed reshape.
+  A slice a row, forward, and its sum, backward, are cheaper on a CPU than a gather or a skewed reshape.
   """
   q_pos, k_pos, q = _wide(tile.queries.coords), _wide(tile.keys.coords), tile.queries.rows['q']
   queries, keys = q_pos.shape[-1], k_pos.shape[-1]
@@ -159,7 +159,7 @@ def _spread_forward(bias, shape):
 
 
 def _spread_backward(shape, to, cotangent):
-  # A dot with ones, since XLA sums the leading axes of an array several times slower on a CPU.
+  # A dot with ones, since XLA sums the leading axes of an array slowly on a CPU.
   axes = [axis for axis, (have, want) in enumerate(zip(to, shape)) if have != want]
   ones = jnp.ones([shape[axis] for axis in axes], cotangent.dtype)
   total = jnp.tensordot(ones, cotangent, (list(range(len(axes))), axes), precision='highest')
