@@ -112,7 +112,7 @@ def _bias_by_pair(encoding, tile: Operands) -> Array:
 def _bias_by_distance(encoding, tile: Operands) -> Array:
   """Evaluates the t + s - 1 distances of consecutive positions; row t is a slice of them.
 
-  A slice a row, forward, and its sum, backward, are cheaper on a CPU than a gather or a skewed reshape.
+  On a CPU a slice a row, and its sum backward, are cheaper than a gather or a skewed reshape.
   """
   q_pos, k_pos, q = _wide(tile.queries.coords), _wide(tile.keys.coords), tile.queries.rows['q']
   queries, keys = q_pos.shape[-1], k_pos.shape[-1]
