@@ -56,7 +56,7 @@ def attend(
     length: what length-dependent rules read, a number or shape [...]; by default 1 + the largest
       position of the row's queries that are not padding.
     softcap: bounds the logits by softcap * tanh(logits / softcap), after the bias, before the mask.
-    kernel: a function of `pe_jax.kernels`; `kernels.choose` picks one unless given.
+    kernel: a function of `pe_jax.kernels`, `kernels.automatic` unless given.
 
   Returns:
     The output, shape [..., T, N, H], in v's dtype. Logits and softmax are float32.
@@ -108,8 +108,7 @@ def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, s
     raise ValueError(f'encoding={encoding!r} is no Encoding: call a factory, as in pe_jax.rope().')
   if not isinstance(mask, Mask):
     raise ValueError(f'mask={mask} is no Mask: an array is passed as Mask(dense=array).')
-  if kernel is None:
-    kernel = kernels.choose(encoding, q.shape[-3], k.shape[-3])
+  kernel = kernels.automatic if kernel is None else kernel
   if encoding.causal_only and not mask.causal:
     raise ValueError(
         f'{encoding} has no meaning for keys after the query: pass mask=Mask(causal=True, ...).'

@@ -225,14 +225,7 @@ def test_positions_scale_and_softcap_are_differentiated_too():
   assert all(np.abs(leaf).max() > 1e-3 for leaf in got)
 
 
-# --- The rule, and what is refused ---------------------------------------------------------------
-
-
-def test_short_rows_and_whole_rows_are_dense_and_long_ones_are_tiled():
-  assert kernels.choose(pe_jax.alibi(), 255, 256) is kernels.dense
-  assert kernels.choose(pe_jax.alibi(), 256, 256) is kernels.blockwise
-  assert kernels.choose(pe_jax.cope(), 4096, 4096) is kernels.dense
-  assert kernels.choose(pe_jax.compose(pe_jax.rope(), pe_jax.cope()), 4096, 4096) is kernels.dense
+# --- What is refused -----------------------------------------------------------------------------
 
 
 def test_what_sees_whole_rows_is_refused():

@@ -9,11 +9,11 @@ What a kernel cannot honour it refuses. Queries that see nothing are `attend`'s 
 """
 
 from pe_jax.kernels._blockwise import blockwise
-from pe_jax.kernels._choose import choose
+from pe_jax.kernels._choose import automatic
 from pe_jax.kernels._dense import dense
 from pe_jax.kernels._flash_tpu import flash_tpu
 from pe_jax.kernels._jax_nn import cudnn
 from pe_jax.kernels._jax_nn import xla
 from pe_jax.kernels._splash import splash
 
-__all__ = ('blockwise', 'choose', 'cudnn', 'dense', 'flash_tpu', 'splash', 'xla')
+__all__ = ('automatic', 'blockwise', 'cudnn', 'dense', 'flash_tpu', 'splash', 'xla')

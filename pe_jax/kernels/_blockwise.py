@@ -26,8 +26,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.kernels._passes import attention
+from pe_jax.kernels._passes import Call
+from pe_jax.kernels._passes import join
+from pe_jax.kernels._passes import Passes
+from pe_jax.kernels._passes import prepare
 from pe_jax.kernels._tile import Operands
-from pe_jax.kernels._tile import Side
 from pe_jax.kernels._tile import tile_logits
 from pe_jax.kernels._tile import tile_output
 from pe_jax.masks import Mask
@@ -40,21 +44,7 @@ HIDDEN = jnp.finfo(jnp.float32).min  # the logit of a key that a query may not s
 LEAST = HIDDEN / 2  # the smallest maximum: e^(HIDDEN - LEAST) is 0, in rows that see nothing too
 
 
-def blockwise(
-    q,
-    k,
-    v,
-    q_coords,
-    k_coords,
-    *,
-    encoding,
-    params,
-    mask,
-    scale,
-    length,
-    softcap,
-    tile: tuple[int, int] | None = None,
-):
+def blockwise(*args, tile: tuple[int, int] | None = None, **kwargs):
   """Computes attention tile by tile; see `pe_jax.kernels` for the arguments.
 
   Its gradients are exact, to q, k, v, the coordinates, the parameters, scale and softcap. For the
@@ -63,30 +53,25 @@ def blockwise(
   Args:
     tile: queries and keys per tile, by `pe_jax.bind(blockwise, tile=(128, 128))`; `choose_tile`
       unless given.
+
+  Raises:
+    ValueError: an encoding with a `logits` hook.
   """
-  if encoding.logits is not None:
+  call = prepare(*args, **kwargs)
+  if call.encoding.logits is not None:
     raise ValueError(
-        f'blockwise cannot compute the logits hook of {encoding}, which sees whole rows: use '
+        f'blockwise cannot compute the logits hook of {call.encoding}, which sees whole rows: use '
         'pe_jax.kernels.dense.'
     )
-  queries, keys = {'q': q}, {'k': k, 'v': v}
-  # Both hooks act on one token at a time, so outside the tiles. A bias reads what they have read.
-  keeps_raw = encoding.bias is not None and not encoding.by_distance
-  if encoding.query is not None:
-    queries = {'q': encoding.query(params, q, q_coords, length)} | ({'raw': q} if keeps_raw else {})
-  if encoding.key is not None:
-    keys['k'] = encoding.key(params, k, k_coords, length)
-    keys |= {'raw': k} if keeps_raw else {}
-  operands = Operands(
-      queries=Side(queries, q_coords),
-      keys=Side(keys, k_coords),
-      shared={'params': params, 'scale': scale, 'softcap': softcap},
-  )
-  q_tile, k_tile = choose_tile(encoding, q, k) if tile is None else tile
-  queries, keys = q.shape[-3], k.shape[-3]
-  grid = Grid(encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
-  out, lse = _attention(grid, *_split(operands), mask)
-  return out.astype(v.dtype), lse
+  return attention(call, default=passes(call, tile))
+
+
+def passes(call: Call, tile: tuple[int, int] | None = None) -> Passes:
+  """Makes both passes for a call; tiles are of `choose_tile` unless given."""
+  q_tile, k_tile = choose_tile(call.encoding, call.q, call.k) if tile is None else tile
+  queries, keys = call.q.shape[-3], call.k.shape[-3]
+  grid = Grid(call.encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
+  return Passes(grid, forward, backward)
 
 
 def choose_tile(encoding, q: Array, k: Array) -> tuple[int, int]:
@@ -145,7 +130,8 @@ class Grid(NamedTuple):
 # --- Forward -------------------------------------------------------------------------------------
 
 
-def _forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
+def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
+  """Computes the output and the log-sum-exp, see `Passes`."""
   reached = grid.reached(mask)
   order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
   *batch, tokens, heads, width = operands.queries.rows['q'].shape
@@ -185,32 +171,10 @@ def _finish(largest: Array, total: Array, out: Array) -> tuple[Array, Array]:
 # --- Backward ------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(grid: Grid, moving: Operands, fixed: Operands, mask: Mask):
-  """Runs `_forward`; `moving` has the leaves that have a gradient, `fixed` the others."""
-  return _forward(grid, _join(moving, fixed), mask)
-
-
-@jax.custom_jvp
-def _once(x: Array) -> Array:
-  """Returns x, and refuses to be differentiated: for what is a derivative already."""
-  return x
-
-
-@_once.defjvp
-def _refuse(primals, tangents):
-  raise ValueError('blockwise has no second derivatives: use pe_jax.kernels.dense.')
-
-
-def _attention_forward(grid, moving, fixed, mask):
-  moving = jax.tree.map(_once, moving)
-  out, lse = _attention(grid, moving, fixed, mask)
-  return (out, lse), (moving, fixed, mask, out, lse)
-
-
-def _attention_backward(grid, residuals, cotangents):
+def backward(grid: Grid, residuals, cotangents) -> Operands:
+  """Computes the gradients of what moves, see `Passes`."""
   moving, fixed, mask, out, lse = residuals
-  by_out, by_lse = jax.tree.map(_once, cotangents)
+  by_out, by_lse = cotangents
   # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
   drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
   lse = jnp.maximum(lse, LEAST)
@@ -221,10 +185,10 @@ def _attention_backward(grid, residuals, cotangents):
   def visit(n, grads):
     i, j = order[n] // reached.shape[1], order[n] % reached.shape[1]
     tile, still = grid.cut(moving, i, j), grid.cut(fixed, i, j)
-    logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, _join(x, still)), tile)
+    logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, join(x, still)), tile)
     weights = jnp.exp(grid.hide(logits, mask, i, j) - _fresh(grid, rows(lse, i), i)[..., None])
     _, to_weights = jax.vjp(
-        lambda w, x: tile_output(grid.encoding, w, _join(x, still)), weights, tile
+        lambda w, x: tile_output(grid.encoding, w, join(x, still)), weights, tile
     )
     by_weights, by_output = to_weights(rows(by_out, i))
     (by_logits,) = to_tile(weights * (by_weights - rows(drop, i)[..., None]))
@@ -232,10 +196,7 @@ def _attention_backward(grid, residuals, cotangents):
 
   wide = lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(x.dtype, jnp.float32))
   grads = jax.lax.fori_loop(0, reached.sum(), visit, jax.tree.map(wide, moving))
-  return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving), None, None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
+  return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving)
 
 
 def _fresh(grid: Grid, lse: Array, i: Array) -> Array:
@@ -250,19 +211,4 @@ def _add(grads: Operands, terms: Operands, q_start: Array, k_start: Array) -> Op
       queries=grads.queries.add(q_start, terms.queries),
       keys=grads.keys.add(k_start, terms.keys),
       shared=jax.tree.map(jnp.add, grads.shared, terms.shared),
-  )
-
-
-def _split(operands: Operands) -> tuple[Operands, Operands]:
-  """Separates the leaves that have a gradient from the others, with None in the other's place."""
-  moves = lambda x: isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
-  return (
-      jax.tree.map(lambda x: x if moves(x) else None, operands),
-      jax.tree.map(lambda x: None if moves(x) else x, operands),
-  )
-
-
-def _join(moving: Operands, fixed: Operands) -> Operands:
-  return jax.tree.map(
-      lambda x, y: y if x is None else x, moving, fixed, is_leaf=lambda x: x is None
   )

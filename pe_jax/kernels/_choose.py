@@ -1,22 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel `attend` takes where none is given."""
 
-from pe_jax.kernels._blockwise import blockwise
+import jax
+
+from pe_jax.kernels import _blockwise
+from pe_jax.kernels import _flash_tpu
+from pe_jax.kernels import _jax_nn
+from pe_jax.kernels import _splash
 from pe_jax.kernels._dense import dense
+from pe_jax.kernels._passes import attention
+from pe_jax.kernels._passes import prepare
 
 # Medians of blockwise over dense, in turns on 2 loaded cores, alibi, batches of 1 to 32, 4 heads of
 # 32 and 8 of 64: from here on 0.20 to 0.93; below, 1.07 to 1.58 for the gradients.
 FEWEST_LOGITS = 256 * 256
 
+# By platform, fused kernels with what each refuses; the first that does not is taken.
+FUSED = {'tpu': (_splash, _flash_tpu), 'cuda': (_jax_nn,)}
 
-def choose(encoding, queries: int, keys: int):
-  """Returns the kernel for an encoding, T queries and S keys.
 
-    the encoding, the sizes                     kernel
-    has `logits`, which sees whole rows         dense
-    T S below 256 x 256                         dense
-    all else                                    blockwise
+def automatic(q, k, v, q_coords, k_coords, **options):
+  """Computes attention with the kernel that suits the call and the platform of the program.
+
+    the call                                        TPU         NVIDIA GPU   elsewhere
+    has `logits`, which sees whole rows             dense       dense        dense
+    T S below 256 x 256                             dense       dense        dense
+    no bias, a mask of order and segments           splash      (below)      blockwise
+    no bias, a mask of order, half precision        splash      cudnn        blockwise
+    a bias that a TPU's kernel can hold             flash_tpu   blockwise    blockwise
+    all else: `value`, biases of content, softcap   blockwise   blockwise    blockwise
+
+  The platform is that which the program is compiled for, not that of the machine which compiles.
+  What a fused kernel refuses exactly is told by `refusal` in its file. See `pe_jax.kernels` for the
+  arguments. The log-sum-exp has no gradient, as splash and cuDNN give none.
   """
-  if encoding.logits is not None or queries * keys < FEWEST_LOGITS:
-    return dense
-  return blockwise
+  arguments = (q, k, v, q_coords, k_coords)
+  if options['encoding'].logits is not None or q.shape[-3] * k.shape[-3] < FEWEST_LOGITS:
+    return dense(*arguments, **options)
+  call = prepare(*arguments, **options)
+  suited = {
+      platform: [kernel for kernel in kernels if kernel.refusal(call) is None]
+      for platform, kernels in FUSED.items()
+  }
+  fused = {platform: kernels[0].passes(call) for platform, kernels in suited.items() if kernels}
+  out, lse = attention(call, **fused, default=_blockwise.passes(call))
+  return out, jax.lax.stop_gradient(lse)

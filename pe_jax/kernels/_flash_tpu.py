@@ -19,8 +19,11 @@ from pe_jax import base
 from pe_jax.kernels import _blockwise
 from pe_jax.kernels._flash_tile import foreign_primitives
 from pe_jax.kernels._flash_tile import kernel
+from pe_jax.kernels._passes import attention
+from pe_jax.kernels._passes import Call
+from pe_jax.kernels._passes import Passes
+from pe_jax.kernels._passes import prepare
 from pe_jax.kernels._tile import Operands
-from pe_jax.kernels._tile import Side
 from pe_jax.masks import Mask
 from pe_jax.positions import expand
 
@@ -30,27 +33,17 @@ _SUBLANES, _LANES = 8, 128  # of a TPU's registers; a tile is a multiple of the 
 
 
 class _Plan(NamedTuple):
-  """What is static: the tiles of the backward pass, and how the kernel is run."""
+  """What is static: the encoding, whose backward pass is blockwise, and how the kernel is run."""
 
-  grid: _blockwise.Grid
+  tiled: Passes
   interpret: bool
 
+  @property
+  def encoding(self):
+    return self.tiled.plan.encoding
 
-def flash_tpu(
-    q,
-    k,
-    v,
-    q_coords,
-    k_coords,
-    *,
-    encoding,
-    params,
-    mask,
-    scale,
-    length,
-    softcap,
-    interpret: bool = False,
-):
+
+def flash_tpu(*args, interpret: bool = False, **kwargs):
   """Computes attention with a TPU kernel that has the bias in it; see `pe_jax.kernels`.
 
   The bias hook must be elementwise in the positions and the parameters, as ALiBi's is: a kernel
@@ -59,35 +52,29 @@ def flash_tpu(
   Raises:
     ValueError: what it cannot compute, see `refusal`.
   """
-  options = {'encoding': encoding, 'params': params, 'mask': mask, 'softcap': softcap}
-  if reason := refusal(q, k, q_coords, k_coords, **options):
+  call = prepare(*args, **kwargs)
+  if reason := refusal(call):
     raise ValueError(f'flash_tpu cannot compute {reason}: use pe_jax.kernels.blockwise or dense.')
-  if encoding.query is not None:
-    q = encoding.query(params, q, q_coords, length)
-  if encoding.key is not None:
-    k = encoding.key(params, k, k_coords, length)
-  operands = Operands(
-      queries=Side({'q': q}, q_coords),
-      keys=Side({'k': k, 'v': v}, k_coords),
-      shared={'params': params, 'scale': scale, 'softcap': None},
-  )
-  q_tile, k_tile = _blockwise.choose_tile(encoding, q, k)
-  queries, keys = q.shape[-3], k.shape[-3]
-  grid = _blockwise.Grid(encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
-  out, lse = _attention(_Plan(grid, interpret), *_blockwise._split(operands), mask)
-  return out.astype(v.dtype), lse
+  return attention(call, default=passes(call, interpret=interpret))
 
 
-def refusal(q, k, q_coords, k_coords, *, encoding, params, mask, softcap) -> str | None:
-  """Names what the kernel cannot honour among its arguments; None where it can do all."""
-  queries, keys = q.shape[-3], k.shape[-3]
+def passes(call: Call, *, interpret: bool = False) -> Passes:
+  """Makes both passes for a call that is not refused."""
+  return Passes(_Plan(_blockwise.passes(call), interpret), _forward, _backward)
+
+
+def refusal(call: Call) -> str | None:
+  """Names what the kernel cannot honour in a call; None where it can do all."""
+  encoding, mask, q, k = call.encoding, call.mask, call.q, call.k
+  q_coords, k_coords = call.operands.queries.coords, call.operands.keys.coords
+  shared, (queries, keys) = call.operands.shared, (q.shape[-3], k.shape[-3])
   is_array = lambda coords: isinstance(coords, jax.Array) and coords.ndim == q.ndim - 2
   refused = {
       f'the logits hook of {encoding}': encoding.logits is not None,
       f'the value hook of {encoding}': encoding.value is not None,
       f'{encoding}, whose bias reads q and k': encoding.reads_content,
       'coordinates that are no array [..., T]': not (is_array(q_coords) and is_array(k_coords)),
-      'a softcap': softcap is not None,
+      'a softcap': shared['softcap'] is not None,
       'Mask(where=...)': mask.where is not None,
       'Mask(dense=...)': mask.dense is not None,
       f'{queries} queries and {keys} keys, which must be multiples of {_LANES}': (
@@ -95,26 +82,15 @@ def refusal(q, k, q_coords, k_coords, *, encoding, params, mask, softcap) -> str
       ),
   }
   reason = next((what for what, given in refused.items() if given), None)
-  if reason is None and (names := foreign_primitives(encoding, params, q, k, q_coords, k_coords)):
-    return f"{', '.join(names)} in the bias hook of {encoding}"
+  if reason is None:
+    names = foreign_primitives(encoding, shared['params'], q, k, q_coords, k_coords)
+    reason = f"{', '.join(names)} in the bias hook of {encoding}" if names else None
   return reason
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: _Plan, moving: Operands, fixed: Operands, mask: Mask):
-  return _forward(plan, _blockwise._join(moving, fixed), mask)
-
-
-def _attention_forward(plan, moving, fixed, mask):
-  out, lse = _attention(plan, moving, fixed, mask)
-  return (out, lse), (moving, fixed, mask, out, lse)
-
-
-def _attention_backward(plan, residuals, cotangents):
-  return _blockwise._attention_backward(plan.grid, residuals, cotangents)
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
+def _backward(plan: _Plan, residuals, cotangents):
+  tiled = plan.tiled
+  return tiled.backward(tiled.plan, residuals, cotangents)
 
 
 # --- What the kernel reads, and where ------------------------------------------------------------
@@ -140,7 +116,7 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
       'of_queries': jax.tree.map(functools.partial(_down, batch, q_tile), of_queries),
       'of_keys': jax.tree.map(functools.partial(_across, batch, k_tile), of_keys),
       'params': jax.tree_util.tree_map_with_path(
-          functools.partial(_parameter, plan.grid.encoding), operands.shared['params']
+          functools.partial(_parameter, plan.encoding), operands.shared['params']
       ),
       'scale': (
           jnp.asarray(operands.shared['scale'], jnp.float32).reshape(1, 1),
@@ -154,7 +130,7 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
   flat = arrays['q'].shape
   out, lse = pl.pallas_call(
       functools.partial(
-          kernel, encoding=plan.grid.encoding, mask=_without_arrays(mask), shapes=shapes
+          kernel, encoding=plan.encoding, mask=_without_arrays(mask), shapes=shapes
       ),
       grid_spec=pltpu.PrefetchScalarGridSpec(
           num_scalar_prefetch=1,

@@ -2,7 +2,6 @@
 """JAX's own fused attention for a TPU, for encodings that add nothing to the logits."""
 
 from collections.abc import Callable
-import functools
 from typing import NamedTuple
 
 import jax
@@ -10,26 +9,20 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
 import jax.numpy as jnp
 
+from pe_jax.kernels._passes import attention
+from pe_jax.kernels._passes import Call
+from pe_jax.kernels._passes import join
+from pe_jax.kernels._passes import Passes
+from pe_jax.kernels._passes import prepare
+from pe_jax.kernels._tile import Operands
+from pe_jax.masks import Mask
+
 Array = jax.Array
 
 _LANES = 128  # a tile is a multiple of them
 
 
-def splash(
-    q,
-    k,
-    v,
-    q_coords,
-    k_coords,
-    *,
-    encoding,
-    params,
-    mask,
-    scale,
-    length,
-    softcap,
-    interpret: bool = False,
-):
+def splash(*args, interpret: bool = False, **kwargs):
   """Computes attention with Pallas splash attention; see `pe_jax.kernels` for the arguments.
 
   It honours causal masks, windows, segments and grouped heads, and skips tiles that the first two
@@ -40,37 +33,24 @@ def splash(
   Raises:
     ValueError: what it cannot compute, see `refusal`.
   """
-  if reason := refusal(q, k, encoding=encoding, mask=mask, softcap=softcap):
+  call = prepare(*args, **kwargs)
+  if reason := refusal(call):
     raise ValueError(
         f'splash attention cannot compute {reason}: use pe_jax.kernels.blockwise or dense.'
     )
-  batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
-  if encoding.query is not None:
-    q = encoding.query(params, q, q_coords, length)
-  if encoding.key is not None:
-    k = encoding.key(params, k, k_coords, length)
-  q = (q * jnp.asarray(scale, jnp.float32)).astype(q.dtype)
-  q, k, v = map(_head_major, (q, k, v))
-  segments = None
-  if mask.q_segments is not None:
-    spread = lambda ids: jnp.broadcast_to(ids, (*batch, ids.shape[-1])).reshape(-1, ids.shape[-1])
-    segments = splash_attention_kernel.SegmentIds(*map(spread, (mask.q_segments, mask.k_segments)))
-  plan = _Plan(queries, keys, heads, mask.causal, mask.window, interpret)
-  out = _attention(plan, q, k, v, segments)
-  # Asked for both, JAX's kernel has no gradient. Where nobody reads this one, XLA drops it.
-  lse = _log_sum_exp(plan, *jax.lax.stop_gradient((q, k, v)), segments)
-  out = jnp.swapaxes(out.reshape(*batch, *out.shape[1:]), -2, -3).astype(v.dtype)
-  return out, jnp.swapaxes(lse.reshape(*batch, *lse.shape[1:]), -1, -2)
+  out, lse = attention(call, default=passes(call, interpret=interpret))
+  return out, jax.lax.stop_gradient(lse)
 
 
-def refusal(q, k, *, encoding, mask, softcap) -> str | None:
-  """Names what splash attention cannot honour among its arguments; None where it can do all."""
-  queries, keys = q.shape[-3], k.shape[-3]
+def refusal(call: Call) -> str | None:
+  """Names what splash attention cannot honour in a call; None where it can do all."""
+  encoding, mask = call.encoding, call.mask
+  queries, keys = call.q.shape[-3], call.k.shape[-3]
   refused = {
       f'the bias hook of {encoding}': encoding.bias is not None,
       f'the logits hook of {encoding}': encoding.logits is not None,
       f'the value hook of {encoding}': encoding.value is not None,
-      'a softcap that may be traced': softcap is not None,
+      'a softcap that may be traced': call.operands.shared['softcap'] is not None,
       'Mask(q_index=...) or k_index': mask.q_index is not None or mask.k_index is not None,
       'Mask(where=...)': mask.where is not None,
       'Mask(dense=...)': mask.dense is not None,
@@ -82,10 +62,11 @@ def refusal(q, k, *, encoding, mask, softcap) -> str | None:
   return next((what for what, given in refused.items() if given), None)
 
 
-def _head_major(x):
-  """Reorders [..., T, N, H] as [B, N, T, H]."""
-  x = jnp.swapaxes(x, -2, -3)
-  return x.reshape(-1, *x.shape[-3:])
+def passes(call: Call, *, interpret: bool = False) -> Passes:
+  """Makes both passes for a call that is not refused."""
+  queries, keys = call.q.shape[-3], call.k.shape[-3]
+  plan = _Plan(queries, keys, call.mask.causal, call.mask.window, interpret)
+  return Passes(plan, _forward, _backward)
 
 
 class _Plan(NamedTuple):
@@ -93,16 +74,15 @@ class _Plan(NamedTuple):
 
   queries: int
   keys: int
-  heads: int
   causal: bool
   window: int | tuple[int, int] | None
   interpret: bool
 
-  def kernel(self, *, save_residuals: bool = False) -> Callable:
+  def kernel(self, heads: int, *, save_residuals: bool = False) -> Callable:
     """Makes the kernel over a batch, (q, k, v, segments) -> output, or that and residuals."""
     queries, keys = _tile(self.queries), _tile(self.keys)
     kernel = splash_attention_kernel.make_splash_mha(
-        splash_attention_mask.MultiHeadMask([self._mask()] * self.heads),
+        splash_attention_mask.MultiHeadMask([self._mask()] * heads),
         block_sizes=splash_attention_kernel.BlockSizes(
             block_q=queries,
             block_kv=keys,
@@ -143,30 +123,53 @@ def _precision(dtype):
   return jax.default_matmul_precision(given if dtype == jnp.float32 else 'default')
 
 
-# JAX's kernel has a backward pass of its own. This one adds the precision, which it would otherwise
-# take from where the gradient is asked for.
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: _Plan, q: Array, k: Array, v: Array, segments) -> Array:
+def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]:
+  q, k, v, segments = _inputs(operands, mask)
   with _precision(q.dtype):
-    return plan.kernel()(q, k, v, segments)
+    out, (lse,) = plan.kernel(q.shape[1], save_residuals=True)(q, k, v, segments)
+  return _token_major(out, operands), _token_major(lse[..., None], operands)[..., 0]
 
 
-def _attention_forward(plan, q, k, v, segments):
-  with _precision(q.dtype):
-    return jax.vjp(lambda *args: plan.kernel()(*args, segments), q, k, v)
+def _backward(plan: _Plan, residuals, cotangents) -> Operands:
+  """Computes the gradients with JAX's own backward kernels."""
+  moving, fixed, mask, _, _ = residuals
+  by_out, _ = cotangents
+
+  def run(moving):
+    # The same call as in the forward pass, which XLA then runs once: tests/test_tpu.py counts.
+    q, k, v, segments = _inputs(join(moving, fixed), mask)
+    return _token_major(plan.kernel(q.shape[1])(q, k, v, segments), moving)
+
+  with _precision(moving.queries.rows['q'].dtype):
+    _, back = jax.vjp(run, moving)
+    return back(by_out)[0]
 
 
-def _attention_backward(plan, back, cotangent):
-  del plan
-  with _precision(cotangent.dtype):
-    return *back(cotangent), None
+def _inputs(operands: Operands, mask: Mask):
+  """Returns scaled q, k and v as [B, N, T, H], and segments as JAX's kernel takes them."""
+  q, k, v = operands.queries.rows['q'], operands.keys.rows['k'], operands.keys.rows['v']
+  batch = q.shape[:-3]
+  q = (q * jnp.asarray(operands.shared['scale'], jnp.float32)).astype(q.dtype)
+  segments = None
+  if mask.q_segments is not None:
+    spread = lambda ids: jnp.broadcast_to(ids, (*batch, ids.shape[-1])).reshape(-1, ids.shape[-1])
+    segments = splash_attention_kernel.SegmentIds(*map(spread, (mask.q_segments, mask.k_segments)))
+  return *map(_head_major, (q, k, v)), segments
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+def _head_major(x: Array) -> Array:
+  """Reorders [..., T, N, H] as [B, N, T, H]."""
+  x = jnp.swapaxes(x, -2, -3)
+  return x.reshape(-1, *x.shape[-3:])
 
 
-def _log_sum_exp(plan: _Plan, q: Array, k: Array, v: Array, segments) -> Array:
-  with _precision(q.dtype):
-    return plan.kernel(save_residuals=True)(q, k, v, segments)[1][0]
+def _token_major(x: Array, operands: Operands) -> Array:
+  """Undoes `_head_major`, in float32."""
+  batch = operands.queries.rows['q'].shape[:-3]
+  return jnp.swapaxes(x.reshape(*batch, *x.shape[1:]), -2, -3).astype(jnp.float32)
+
+
+def _precision(dtype):
+  """The matmul precision for arrays of this dtype: a TPU's kernel refuses more than they have."""
+  given = jax.config.jax_default_matmul_precision
+  return jax.default_matmul_precision(given if dtype == jnp.float32 else 'default')

@@ -63,7 +63,7 @@ def tile_logits(encoding, tile: Operands) -> Array:
   A bias of the distance alone is evaluated once a distance where the positions are consecutive, and
   else, as every other bias, once a pair.
   """
-  by_pair = functools.partial(_logits, encoding, _bias_by_pair)
+  by_pair = functools.partial(_logits, encoding, bias_by_pair)
   q_pos, k_pos = tile.queries.coords, tile.keys.coords
   if not (encoding.bias and encoding.by_distance and _counts(q_pos, tile) and _counts(k_pos, tile)):
     return by_pair(tile)
@@ -102,7 +102,8 @@ def _logits(encoding, bias, tile: Operands) -> Array:
   return logits
 
 
-def _bias_by_pair(encoding, tile: Operands) -> Array:
+def bias_by_pair(encoding, tile: Operands) -> Array:
+  """Computes the bias of a tile, [..., N, t, s], once for every pair of a query and a key."""
   queries, keys, shared = tile
   q = queries.rows.get('raw', queries.rows['q'])
   k = repeat_heads(keys.rows.get('raw', keys.rows['k']), q.shape[-2])

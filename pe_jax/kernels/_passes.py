@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of every kernel that keeps but its output and log-sum-exp for the backward pass.
+
+Such a kernel is a forward and a backward function, `Passes`. `attention` runs those of the platform
+that a program is compiled for, whatever machine compiles it.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.kernels._tile import Operands
+from pe_jax.kernels._tile import Side
+from pe_jax.masks import Mask
+
+Array = jax.Array
+
+
+class Call(NamedTuple):
+  """A call of a kernel; in its operands `query` and `key` have acted."""
+
+  encoding: Any
+  operands: Operands
+  mask: Mask
+
+  @property
+  def q(self) -> Array:
+    return self.operands.queries.rows['q']
+
+  @property
+  def k(self) -> Array:
+    return self.operands.keys.rows['k']
+
+  @property
+  def v(self) -> Array:
+    return self.operands.keys.rows['v']
+
+
+def prepare(
+    q, k, v, q_coords, k_coords, *, encoding, params, mask, scale, length, softcap
+) -> Call:
+  """Makes a `Call` of what every kernel takes; see `pe_jax.kernels`."""
+  queries, keys = {'q': q}, {'k': k, 'v': v}
+  # Both hooks act on one token at a time, so outside the tiles. A bias reads what they have read.
+  keeps_raw = encoding.bias is not None and not encoding.by_distance
+  if encoding.query is not None:
+    queries = {'q': encoding.query(params, q, q_coords, length)} | ({'raw': q} if keeps_raw else {})
+  if encoding.key is not None:
+    keys['k'] = encoding.key(params, k, k_coords, length)
+    keys |= {'raw': k} if keeps_raw else {}
+  operands = Operands(
+      queries=Side(queries, q_coords),
+      keys=Side(keys, k_coords),
+      shared={'params': params, 'scale': scale, 'softcap': softcap},
+  )
+  return Call(encoding, operands, mask)
+
+
+class Passes(NamedTuple):
+  """Two directions of attention, and what both know before they are traced.
+
+  Attributes:
+    plan: hashable.
+    forward: (plan, operands, mask) -> (out [..., T, N, H], lse [..., T, N]), both float32.
+    backward: (plan, (moving, fixed, mask, out, lse), cotangents of out and lse) -> gradients of
+      `moving`, the operands that have one. `fixed` has the others.
+  """
+
+  plan: Any
+  forward: Callable
+  backward: Callable
+
+
+def attention(call: Call, **by_platform: Passes) -> tuple[Array, Array]:
+  """Runs the passes of the platform that is compiled for, `default` where it is not named."""
+  out, lse = _attention(tuple(by_platform.items()), *split(call.operands), call.mask)
+  return out.astype(call.v.dtype), lse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(by_platform: tuple[tuple[str, Passes], ...], moving, fixed, mask):
+  return _run(by_platform, _forward, join(moving, fixed), mask)
+
+
+def _forward(passes: Passes, operands: Operands, mask: Mask):
+  return passes.forward(passes.plan, operands, mask)
+
+
+def _backward(passes: Passes, residuals, cotangents):
+  return passes.backward(passes.plan, residuals, cotangents)
+
+
+def _run(by_platform, step: Callable, *args):
+  steps = {platform: functools.partial(step, passes) for platform, passes in by_platform}
+  if len(steps) == 1:
+    return steps['default'](*args)
+  return jax.lax.platform_dependent(*args, **steps)
+
+
+@jax.custom_jvp
+def _once(x: Array) -> Array:
+  """Returns x, and refuses to be differentiated: for what is a derivative already."""
+  return x
+
+
+@_once.defjvp
+def _refuse(primals, tangents):
+  raise ValueError('blockwise has no second derivatives: use pe_jax.kernels.dense.')
+
+
+def _attention_forward(by_platform, moving, fixed, mask):
+  moving = jax.tree.map(_once, moving)
+  out, lse = _attention(by_platform, moving, fixed, mask)
+  return (out, lse), (moving, fixed, mask, out, lse)
+
+
+def _attention_backward(by_platform, residuals, cotangents):
+  cotangents = jax.tree.map(_once, cotangents)
+  return _run(by_platform, _backward, residuals, cotangents), None, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def split(operands: Operands) -> tuple[Operands, Operands]:
+  """Separates the leaves that have a gradient from the others, with None in the other's place."""
+  moves = lambda x: isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+  return (
+      jax.tree.map(lambda x: x if moves(x) else None, operands),
+      jax.tree.map(lambda x: None if moves(x) else x, operands),
+  )
+
+
+def join(moving: Operands, fixed: Operands) -> Operands:
+  """Undoes `split`."""
+  return jax.tree.map(
+      lambda x, y: y if x is None else x, moving, fixed, is_leaf=lambda x: x is None
+  )
