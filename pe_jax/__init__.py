@@ -30,11 +30,18 @@ from pe_jax.encodings._alibi import alibi_slopes
 from pe_jax.encodings._cope import contextual_positions
 from pe_jax.encodings._cope import cope
 from pe_jax.encodings._cope import cope_logits
+from pe_jax.encodings._fire import fire
+from pe_jax.encodings._fire import fire_bias
+from pe_jax.encodings._fire import fire_ratio
 from pe_jax.encodings._fox import forget_gates
 from pe_jax.encodings._fox import fox
 from pe_jax.encodings._fox import fox_bias
 from pe_jax.encodings._fox import segmented_sum
 from pe_jax.encodings._heads import on_heads
+from pe_jax.encodings._kerple import kerple_log
+from pe_jax.encodings._kerple import kerple_log_bias
+from pe_jax.encodings._kerple import kerple_power
+from pe_jax.encodings._kerple import kerple_power_bias
 from pe_jax.encodings._learned import learned
 from pe_jax.encodings._learned import learned_embedding
 from pe_jax.encodings._learned import resize_table
@@ -46,6 +53,9 @@ from pe_jax.encodings._rope import rope
 from pe_jax.encodings._rope import rope_tables
 from pe_jax.encodings._rope import rotate_half
 from pe_jax.encodings._rope import rotate_interleaved
+from pe_jax.encodings._sandwich import sandwich
+from pe_jax.encodings._sandwich import sandwich_bias
+from pe_jax.encodings._sandwich import sandwich_ratios
 from pe_jax.encodings._shaw import shaw
 from pe_jax.encodings._shaw import shaw_bias
 from pe_jax.encodings._shaw import shaw_index
@@ -88,12 +98,19 @@ __all__ = (
     'Dims',
     'Encoding',
     'factory',
+    'fire',
+    'fire_bias',
+    'fire_ratio',
     'forget_gates',
     'fox',
     'fox_bias',
     'hf',
     'initial_carry',
     'kernels',
+    'kerple_log',
+    'kerple_log_bias',
+    'kerple_power',
+    'kerple_power_bias',
     'layouts',
     'learned',
     'learned_embedding',
@@ -109,6 +126,9 @@ __all__ = (
     'rope_tables',
     'rotate_half',
     'rotate_interleaved',
+    'sandwich',
+    'sandwich_bias',
+    'sandwich_ratios',
     'scaling',
     'segmented_sum',
     'shaw',

@@ -10,6 +10,7 @@ import pe_jax
 from pe_jax import scaling
 from pe_jax import testing
 from tests import references
+from tests import references_pairwise
 from tests import references_scaling
 from tests.factories import factories
 
@@ -50,7 +51,10 @@ CASES = {
     'compose with place': case(pe_jax.compose, pe_jax.sinusoidal(), pe_jax.fox(), pe_jax.t5()),
     'concatenated': case(pe_jax.concatenated, width=16, reference=references.concatenated(16)),
     'cope': case(pe_jax.cope, reference=references.COPE),
+    'fire': case(pe_jax.fire, reference=references_pairwise.FIRE),
     'fox': case(pe_jax.fox, reference=references.FOX),
+    'kerple_log': case(pe_jax.kerple_log, reference=references_pairwise.KERPLE_LOG),
+    'kerple_power': case(pe_jax.kerple_power, reference=references_pairwise.KERPLE_POWER),
     'learned': case(pe_jax.learned, length=512, reference=references.learned()),
     'learned, offset': case(pe_jax.learned, length=64, offset=2, reference=references.learned(2)),
     'log_n': case(pe_jax.log_n, trained_length=16, reference=references.log_n(16)),
@@ -70,6 +74,7 @@ CASES = {
         pe_jax.rope, width=8, part='trailing', reference=references.rope(width=8, part='trailing')
     ),
     'rope, dynamic': case(pe_jax.rope, scaling=DYNAMIC, reference=DYNAMIC_REFERENCE),
+    'sandwich': case(pe_jax.sandwich, reference=references_pairwise.SANDWICH),
     'shaw': case(pe_jax.shaw, reference=references.SHAW),
     'sinusoidal': case(
         pe_jax.sinusoidal, reference=references.sinusoidal(), options={'order': 'concat'}
