@@ -134,7 +134,9 @@ def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
   """Computes the output and the log-sum-exp, see `Passes`."""
   reached = grid.reached(mask)
   order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
-  *batch, tokens, heads, width = operands.queries.rows['q'].shape
+  q = operands.queries.rows['q']
+  *batch, _, heads, width = q.shape
+  zeros = lambda shape: jnp.zeros_like(q, jnp.float32, shape)  # they vary as q under shard_map
 
   def visit(i, n, running):
     """Adds the n-th of the reached tiles of keys to tile i of the queries."""
@@ -148,8 +150,8 @@ def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
     return larger, total * fade + weights.sum(axis=-1), out
 
   def fill(i, filled):
-    zeros = jnp.zeros((*batch, heads, grid.q_tile, width))
-    running = zeros[..., 0] + LEAST, zeros[..., 0], zeros
+    rows = (*batch, heads, grid.q_tile)
+    running = zeros(rows) + LEAST, zeros(rows), zeros((*rows, width))
     running = jax.lax.fori_loop(0, counts[i], functools.partial(visit, i), running)
     start, _ = grid.starts(i, 0)
     return tuple(
@@ -157,7 +159,7 @@ def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
         for x, rows, axis in zip(filled, _finish(*running), (len(batch),) * 2)
     )
 
-  filled = jnp.zeros((*batch, tokens, heads, width)), jnp.zeros((*batch, tokens, heads))
+  filled = zeros(q.shape), zeros(q.shape[:-1])
   return jax.lax.fori_loop(0, counts.size, fill, filled)
 
 
@@ -194,7 +196,7 @@ def backward(grid: Grid, residuals, cotangents) -> Operands:
     (by_logits,) = to_tile(weights * (by_weights - rows(drop, i)[..., None]))
     return _add(grads, jax.tree.map(jnp.add, by_output, by_logits), *grid.starts(i, j))
 
-  wide = lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(x.dtype, jnp.float32))
+  wide = lambda x: jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
   grads = jax.lax.fori_loop(0, reached.sum(), visit, jax.tree.map(wide, moving))
   return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving)
 

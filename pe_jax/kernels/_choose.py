@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel `attend` takes where none is given."""
 
+import functools
+
 import jax
 
 from pe_jax.kernels import _blockwise
@@ -8,7 +10,9 @@ from pe_jax.kernels import _flash_tpu
 from pe_jax.kernels import _jax_nn
 from pe_jax.kernels import _splash
 from pe_jax.kernels._dense import dense
+from pe_jax.kernels._partition import unless_partitioned
 from pe_jax.kernels._passes import attention
+from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 
 # Medians of blockwise over dense, in turns on 2 loaded cores, alibi, batches of 1 to 32, 4 heads of
@@ -30,6 +34,9 @@ def automatic(q, k, v, q_coords, k_coords, **options):
     a bias that a TPU's kernel can hold             flash_tpu   blockwise    blockwise
     all else: `value`, biases of content, softcap   blockwise   blockwise    blockwise
 
+  On a TPU, a program that XLA splits among devices by itself takes blockwise for splash and
+  flash_tpu, which it cannot split: within `jax.shard_map` they run.
+
   The platform is that which the program is compiled for, not that of the machine which compiles.
   What a fused kernel refuses exactly is told by `refusal` in its file. See `pe_jax.kernels` for the
   arguments. The log-sum-exp has no gradient, as splash and cuDNN give none.
@@ -38,10 +45,21 @@ def automatic(q, k, v, q_coords, k_coords, **options):
   if options['encoding'].logits is not None or q.shape[-3] * k.shape[-3] < FEWEST_LOGITS:
     return dense(*arguments, **options)
   call = prepare(*arguments, **options)
+  tiled = _blockwise.passes(call)
   suited = {
       platform: [kernel for kernel in kernels if kernel.refusal(call) is None]
       for platform, kernels in FUSED.items()
   }
   fused = {platform: kernels[0].passes(call) for platform, kernels in suited.items() if kernels}
-  out, lse = attention(call, **fused, default=_blockwise.passes(call))
+  if 'tpu' in fused:
+    fused['tpu'] = Passes((fused['tpu'], tiled), _forward, _backward)
+  out, lse = attention(call, **fused, default=tiled)
   return out, jax.lax.stop_gradient(lse)
+
+
+def _forward(plan: tuple[Passes, Passes], *args):
+  return unless_partitioned(*(functools.partial(way.forward, way.plan) for way in plan), *args)
+
+
+def _backward(plan: tuple[Passes, Passes], *args):
+  return unless_partitioned(*(functools.partial(way.backward, way.plan) for way in plan), *args)

@@ -75,6 +75,7 @@ def refusal(call: Call) -> str | None:
       f'{encoding}, whose bias reads q and k': encoding.reads_content,
       'coordinates that are no array [..., T]': not (is_array(q_coords) and is_array(k_coords)),
       'a softcap': shared['softcap'] is not None,
+      f'{call.q.dtype}, which a TPU does not have': call.q.dtype == jnp.float16,
       'Mask(where=...)': mask.where is not None,
       'Mask(dense=...)': mask.dense is not None,
       f'{queries} queries and {keys} keys, which must be multiples of {_LANES}': (
@@ -128,6 +129,10 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
   specs = jax.tree.map(lambda pair: pair[1], inputs, is_leaf=is_pair)
   shapes = {name: jnp.shape(leaf) for name, leaf in _named(operands.shared['params']).items()}
   flat = arrays['q'].shape
+  # They vary over a mesh as q does.
+  result = functools.partial(
+      jax.ShapeDtypeStruct, dtype=jnp.float32, manual_axis_type=jax.typeof(q).manual_axis_type
+  )
   out, lse = pl.pallas_call(
       functools.partial(
           kernel, encoding=plan.encoding, mask=_without_arrays(mask), shapes=shapes
@@ -147,8 +152,8 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
           ],
       ),
       out_shape=[
-          jax.ShapeDtypeStruct(flat, jnp.float32),  # as the backward pass reads it
-          jax.ShapeDtypeStruct((*flat[:-1], _LANES), jnp.float32),
+          result(flat),  # as the backward pass reads it
+          result((*flat[:-1], _LANES)),
       ],
       compiler_params=pltpu.CompilerParams(
           dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary')

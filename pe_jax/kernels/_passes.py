@@ -77,8 +77,25 @@ class Passes(NamedTuple):
 
 def attention(call: Call, **by_platform: Passes) -> tuple[Array, Array]:
   """Runs the passes of the platform that is compiled for, `default` where it is not named."""
-  out, lse = _attention(tuple(by_platform.items()), *split(call.operands), call.mask)
+  operands, mask = _vary_alike((call.operands, call.mask))
+  out, lse = _attention(tuple(by_platform.items()), *split(operands), mask)
   return out.astype(call.v.dtype), lse
+
+
+def mesh_axes(tree: Any) -> frozenset[str]:
+  """Returns the axes of `jax.shard_map` over which some leaf varies."""
+  axes = [jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(tree)]
+  return frozenset().union(*axes)
+
+
+def _vary_alike(tree: Any) -> Any:
+  """Lets every leaf vary over the same axes of a mesh, so that loops keep the types they have.
+
+  The transpose of that sums the gradient of what the devices share, such as parameters.
+  """
+  axes = mesh_axes(tree)
+  vary = lambda leaf: jax.lax.pcast(leaf, tuple(sorted(axes - mesh_axes(leaf))), to='varying')
+  return jax.tree.map(vary, tree) if axes else tree
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

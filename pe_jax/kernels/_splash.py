@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pe_jax.kernels._passes import attention
 from pe_jax.kernels._passes import Call
 from pe_jax.kernels._passes import join
+from pe_jax.kernels._passes import mesh_axes
 from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 from pe_jax.kernels._tile import Operands
@@ -52,6 +53,10 @@ def refusal(call: Call) -> str | None:
       f'the value hook of {encoding}': encoding.value is not None,
       'a softcap that may be traced': call.operands.shared['softcap'] is not None,
       'Mask(q_index=...) or k_index': mask.q_index is not None or mask.k_index is not None,
+      f'{call.q.dtype}, which a TPU does not have': call.q.dtype == jnp.float16,
+      'arrays that vary over a mesh, as JAX has it, but under shard_map(check_vma=False)': (
+          mesh_axes((call.operands, mask))
+      ),
       'Mask(where=...)': mask.where is not None,
       'Mask(dense=...)': mask.dense is not None,
       f'{queries} queries of {keys} keys': queries > keys,
