@@ -31,7 +31,13 @@ from pe_jax.kernels._passes import Call
 from pe_jax.kernels._passes import join
 from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
+from pe_jax.kernels._tile import add_shared
+from pe_jax.kernels._tile import cut
 from pe_jax.kernels._tile import Operands
+from pe_jax.kernels._tile import Part
+from pe_jax.kernels._tile import put
+from pe_jax.kernels._tile import Span
+from pe_jax.kernels._tile import take_shared
 from pe_jax.kernels._tile import tile_logits
 from pe_jax.kernels._tile import tile_output
 from pe_jax.masks import Mask
@@ -68,63 +74,81 @@ def blockwise(*args, tile: tuple[int, int] | None = None, **kwargs):
 
 def passes(call: Call, tile: tuple[int, int] | None = None) -> Passes:
   """Makes both passes for a call; tiles are of `choose_tile` unless given."""
-  q_tile, k_tile = choose_tile(call.encoding, call.q, call.k) if tile is None else tile
-  queries, keys = call.q.shape[-3], call.k.shape[-3]
-  grid = Grid(call.encoding, queries, keys, min(q_tile, queries), min(k_tile, keys))
+  (*batch, queries, heads, _), keys = call.q.shape, call.k.shape[-3]
+  parts = 1 if _joins_heads(call.encoding) else heads
+  rows = math.prod(batch) * heads // parts
+  q_tile, k_tile = choose_tile(call.encoding, rows) if tile is None else tile
+  grid = Grid(call.encoding, queries, keys, min(q_tile, queries), min(k_tile, keys), parts)
   return Passes(grid, forward, backward)
 
 
-def choose_tile(encoding, q: Array, k: Array) -> tuple[int, int]:
-  """Chooses (queries, keys) whose logits, of all rows and heads, stay in the cache of a core."""
+def _joins_heads(encoding) -> bool:
+  """Whether a tile is of all heads, as their bias of a pair, or their values, may share work."""
+  by_pair = encoding.bias is not None and not encoding.by_distance
+  return by_pair or encoding.value is not None
+
+
+import os
+def choose_tile(encoding, rows: int) -> tuple[int, int]:
+  """Chooses (queries, keys) whose logits, of some rows and heads, stay in the cache of a core."""
+  if 'TILE' in os.environ and not _joins_heads(encoding): return tuple(map(int, os.environ['TILE'].split('x')))
   content = encoding.reads_content or encoding.value is not None  # more arrays for every logit
-  queries = keys = 128 if content else 256
-  rows = math.prod(q.shape[:-3]) * q.shape[-2]
+  queries = keys = 128 if content else 256 if _joins_heads(encoding) else 512
   while rows * queries * keys > 2**20 and keys > 64:
     queries, keys = (queries, keys // 2) if queries < keys else (queries // 2, keys)
   return queries, keys
 
 
 class Grid(NamedTuple):
-  """What is static: the encoding, the numbers of queries and keys, and those of one tile."""
+  """What is static: the encoding, how many queries and keys, and in one tile, and parts of heads."""
 
   encoding: Any
   queries: int
   keys: int
   q_tile: int
   k_tile: int
+  parts: int
 
   def reached(self, mask: Mask) -> Array:
     """Returns the tiles that the mask does not empty, boolean [tiles, tiles]."""
     return mask.reached(self.queries, self.keys, self.q_tile, self.k_tile)
 
-  def starts(self, i: Array, j: Array) -> tuple[Array, Array]:
-    """Returns the first query and the first key of tile (i, j)."""
-    q_starts = tile_starts(self.queries, self.q_tile)
-    return q_starts[i], tile_starts(self.keys, self.k_tile)[j]
+  def q_span(self, i: Array) -> Span:
+    """Returns the queries of tiles (i, .)."""
+    return tile_starts(self.queries, self.q_tile)[i], self.q_tile
 
-  def cut(self, operands: Operands, i: Array, j: Array) -> Operands:
-    """Cuts out what tile (i, j) reads."""
-    q_start, k_start = self.starts(i, j)
-    queries = operands.queries.take(q_start, self.q_tile)
-    return operands._replace(queries=queries, keys=operands.keys.take(k_start, self.k_tile))
+  def k_span(self, j: Array) -> Span:
+    """Returns the keys of tiles (., j)."""
+    return tile_starts(self.keys, self.k_tile)[j], self.k_tile
 
-  def cut_rows(self, x: Array, i: Array, axis: int) -> Array:
-    """Cuts out the queries of tile (i, .) along the axis before the heads, and puts heads first."""
-    start, _ = self.starts(i, 0)
-    rows = jax.lax.dynamic_slice_in_dim(x, start, self.q_tile, axis)
-    return jnp.swapaxes(rows, axis, axis + 1)
+  def part(self, h: Array) -> Part:
+    """Returns the h-th part of the heads."""
+    return Part(h, self.parts)
 
-  def hide(self, logits: Array, mask: Mask, i: Array, j: Array) -> Array:
-    """Replaces the logits of tile (i, j) where the mask forbids or another tile has the key."""
-    q_start, k_start = self.starts(i, j)
-    rows, columns = (q_start, self.q_tile), (k_start, self.k_tile)
+  def cut(self, operands: Operands, h: Array, i: Array, j: Array) -> Operands:
+    """Cuts out what tile (i, j) of the h-th part of the heads reads."""
+    return Operands(
+        operands.queries.take(self.q_span(i), self.part(h)),
+        operands.keys.take(self.k_span(j), self.part(h)),
+        take_shared(self.encoding, operands.shared, self.part(h)),
+    )
+
+  def hide(self, logits: Array, mask: Mask, h: Array, i: Array, j: Array) -> Array:
+    """Replaces the logits of a tile where the mask forbids or another tile has the key."""
+    rows, columns = self.q_span(i), self.k_span(j)
     allowed = mask.tile(self.queries, self.keys, rows, columns).evaluate(self.q_tile, self.k_tile)
     if allowed is not None:
+      allowed = cut(allowed, {-3: self.part(h).of(allowed.shape[-3])})
       logits = jnp.where(expand(allowed, logits.ndim), logits, HIDDEN)
     if self.keys % self.k_tile:  # the last tile starts early, on keys of the tile before
-      fresh = k_start + jnp.arange(self.k_tile) >= j * self.k_tile
+      fresh = columns[0] + jnp.arange(self.k_tile) >= j * self.k_tile
       logits = jnp.where(expand(fresh, logits.ndim), logits, HIDDEN)
     return logits
+
+
+def _first(reached: Array) -> tuple[Array, Array]:
+  """Returns for every row of the tiles those that are reached, before the others, and how many."""
+  return jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
 
 
 # --- Forward -------------------------------------------------------------------------------------
@@ -132,35 +156,35 @@ class Grid(NamedTuple):
 
 def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
   """Computes the output and the log-sum-exp, see `Passes`."""
-  reached = grid.reached(mask)
-  order, counts = jnp.argsort(~reached, axis=1, stable=True), reached.sum(axis=1)
+  order, counts = _first(grid.reached(mask))
   q = operands.queries.rows['q']
   *batch, _, heads, width = q.shape
   zeros = lambda shape: jnp.zeros_like(q, jnp.float32, shape)  # they vary as q under shard_map
 
-  def visit(i, n, running):
+  def visit(h, i, n, running):
     """Adds the n-th of the reached tiles of keys to tile i of the queries."""
     largest, total, out = running
     j = order[i, n]
-    tile = grid.cut(operands, i, j)
-    logits = grid.hide(tile_logits(grid.encoding, tile), mask, i, j)
+    tile = grid.cut(operands, h, i, j)
+    logits = grid.hide(tile_logits(grid.encoding, tile), mask, h, i, j)
     larger = jnp.maximum(largest, logits.max(axis=-1))
     weights, fade = jnp.exp(logits - larger[..., None]), jnp.exp(largest - larger)
     out = out * fade[..., None] + tile_output(grid.encoding, weights, tile)
     return larger, total * fade + weights.sum(axis=-1), out
 
-  def fill(i, filled):
-    rows = (*batch, heads, grid.q_tile)
+  def fill(n, filled):
+    h, i = n // counts.size, n % counts.size
+    rows = (*batch, heads // grid.parts, grid.q_tile)
     running = zeros(rows) + LEAST, zeros(rows), zeros((*rows, width))
-    running = jax.lax.fori_loop(0, counts[i], functools.partial(visit, i), running)
-    start, _ = grid.starts(i, 0)
-    return tuple(
-        jax.lax.dynamic_update_slice_in_dim(x, jnp.swapaxes(rows, axis, axis + 1), start, axis)
-        for x, rows, axis in zip(filled, _finish(*running), (len(batch),) * 2)
+    running = jax.lax.fori_loop(0, counts[i], functools.partial(visit, h, i), running)
+    out, lse = _finish(*running)
+    tokens, part = grid.q_span(i), grid.part(h).of(heads)
+    return (
+        put(filled[0], {-3: tokens, -2: part}, jnp.swapaxes(out, -2, -3)),
+        put(filled[1], {-2: tokens, -1: part}, jnp.swapaxes(lse, -1, -2)),
     )
 
-  filled = zeros(q.shape), zeros(q.shape[:-1])
-  return jax.lax.fori_loop(0, counts.size, fill, filled)
+  return jax.lax.fori_loop(0, grid.parts * counts.size, fill, (zeros(q.shape), zeros(q.shape[:-1])))
 
 
 def _finish(largest: Array, total: Array, out: Array) -> tuple[Array, Array]:
@@ -180,37 +204,49 @@ def backward(grid: Grid, residuals, cotangents) -> Operands:
   # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
   drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
   lse = jnp.maximum(lse, LEAST)
-  reached = grid.reached(mask)
-  order = jnp.argsort(~reached.ravel(), stable=True)
-  rows = functools.partial(grid.cut_rows, axis=lse.ndim - 2)
+  order, counts = _first(grid.reached(mask).T)
 
-  def visit(n, grads):
-    i, j = order[n] // reached.shape[1], order[n] % reached.shape[1]
-    tile, still = grid.cut(moving, i, j), grid.cut(fixed, i, j)
+  def visit(h, j, n, grads):
+    """Adds what the n-th of the reached tiles of queries gives; grads.keys are those of tile j."""
+    i, part = order[j, n], grid.part(h)
+    tile, still = grid.cut(moving, h, i, j), grid.cut(fixed, h, i, j)
+    g, g_out, row_lse = (_rows(grid, x, h, i) for x in (by_out, drop[..., None], lse[..., None]))
     logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, join(x, still)), tile)
-    weights = jnp.exp(grid.hide(logits, mask, i, j) - _fresh(grid, rows(lse, i), i)[..., None])
+    weights = jnp.exp(grid.hide(logits, mask, h, i, j) - _fresh(grid, row_lse, i))
     _, to_weights = jax.vjp(
         lambda w, x: tile_output(grid.encoding, w, join(x, still)), weights, tile
     )
-    by_weights, by_output = to_weights(rows(by_out, i))
-    (by_logits,) = to_tile(weights * (by_weights - rows(drop, i)[..., None]))
-    return _add(grads, jax.tree.map(jnp.add, by_output, by_logits), *grid.starts(i, j))
+    by_weights, by_output = to_weights(g)
+    (by_logits,) = to_tile(weights * (by_weights - g_out))
+    terms = jax.tree.map(jnp.add, by_output, by_logits)
+    return Operands(
+        grads.queries.add(grid.q_span(i), part, terms.queries),
+        jax.tree.map(jnp.add, grads.keys, terms.keys),
+        add_shared(grid.encoding, grads.shared, part, terms.shared),
+    )
+
+  def fill(n, grads):
+    h, j = n // counts.size, n % counts.size
+    keys = grads.keys.take(grid.k_span(j), grid.part(h))
+    zeros = jax.tree.map(jnp.zeros_like, keys)
+    running = grads._replace(keys=zeros)
+    running = jax.lax.fori_loop(0, counts[j], functools.partial(visit, h, j), running)
+    return running._replace(keys=grads.keys.add(grid.k_span(j), grid.part(h), running.keys))
 
   wide = lambda x: jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
-  grads = jax.lax.fori_loop(0, reached.sum(), visit, jax.tree.map(wide, moving))
+  grads = jax.tree.map(wide, moving)
+  grads = jax.lax.fori_loop(0, grid.parts * counts.size, fill, grads)
   return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving)
+
+
+def _rows(grid: Grid, x: Array, h: Array, i: Array) -> Array:
+  """Cuts the queries of tiles (i, .) out of x [..., T, N, H], heads first."""
+  rows = cut(x, {-3: grid.q_span(i), -2: grid.part(h).of(x.shape[-2])})
+  return jnp.swapaxes(rows, -2, -3)
 
 
 def _fresh(grid: Grid, lse: Array, i: Array) -> Array:
   """Gives rows that the tile before had already no weight: the last tile starts early."""
-  start, _ = grid.starts(i, 0)
+  start, _ = grid.q_span(i)
   fresh = start + jnp.arange(grid.q_tile) >= i * grid.q_tile
-  return jnp.where(expand(fresh, lse.ndim), lse, jnp.inf)
-
-
-def _add(grads: Operands, terms: Operands, q_start: Array, k_start: Array) -> Operands:
-  return Operands(
-      queries=grads.queries.add(q_start, terms.queries),
-      keys=grads.keys.add(k_start, terms.keys),
-      shared=jax.tree.map(jnp.add, grads.shared, terms.shared),
-  )
+  return jnp.where(expand(fresh[:, None], lse.ndim), lse, jnp.inf)

@@ -11,11 +11,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.base import leaf_name
 from pe_jax.kernels._dense import check_bias
 from pe_jax.kernels._dense import repeat_heads
 from pe_jax.positions import expand
 
 Array = jax.Array
+
+
+Span = tuple[int | Array, int]  # where a part of an axis starts, how long it is
+
+
+class Part(NamedTuple):
+  """One of `count` equal parts of the heads."""
+
+  index: int | Array
+  count: int
+
+  def of(self, heads: int) -> Span:
+    """Returns the part of an axis of heads, which may serve several heads of the queries each."""
+    return self.index * heads // self.count, max(1, heads // self.count)
 
 
 class Side(NamedTuple):
@@ -30,23 +45,21 @@ class Side(NamedTuple):
   rows: dict[str, Array]
   coords: Any
 
-  def take(self, start: Array, size: int) -> 'Side':
-    """Cuts out `size` tokens from `start` on."""
-    cut = lambda axis: lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, x.ndim + axis)
-    return Side(jax.tree.map(cut(-3), self.rows), jax.tree.map(cut(-1), self.coords))
+  def take(self, tokens: Span, part: Part) -> 'Side':
+    """Cuts out some tokens and part of the heads; of heads of the coordinates, all."""
+    return self._each(cut, tokens, part)
 
-  def add(self, start: Array, terms: 'Side') -> 'Side':
-    """Adds `terms` to the tokens from `start` on."""
+  def add(self, tokens: Span, part: Part, terms: 'Side') -> 'Side':
+    """Adds `terms` to what `take` cuts out."""
+    return self._each(_add, tokens, part, terms)
 
-    def added(axis):
-      def add(x, term):
-        now = jax.lax.dynamic_slice_in_dim(x, start, term.shape[axis], x.ndim + axis)
-        return jax.lax.dynamic_update_slice_in_dim(x, now + term, start, x.ndim + axis)
-
-      return add
-
-    rows = jax.tree.map(added(-3), self.rows, terms.rows)
-    return Side(rows, jax.tree.map(added(-1), self.coords, terms.coords))
+  def _each(self, fn, tokens: Span, part: Part, *terms: 'Side') -> 'Side':
+    rows = lambda x, *y: fn(x, {-3: tokens, -2: part.of(x.shape[-2])}, *y)
+    coords = lambda x, *y: fn(x, {-1: tokens}, *y)
+    return Side(
+        jax.tree.map(rows, self.rows, *(side.rows for side in terms)),
+        jax.tree.map(coords, self.coords, *(side.coords for side in terms)),
+    )
 
 
 class Operands(NamedTuple):
@@ -55,6 +68,41 @@ class Operands(NamedTuple):
   queries: Side
   keys: Side
   shared: dict[str, Any]
+
+
+def take_shared(encoding, shared: dict[str, Any], part: Part) -> dict[str, Any]:
+  """Cuts the part of the heads out of the parameters that have heads."""
+  return _each_shared(encoding, cut, part, shared)
+
+
+def add_shared(encoding, shared: dict[str, Any], part: Part, terms: dict[str, Any]):
+  """Adds `terms` to what `take_shared` cuts out."""
+  return _each_shared(encoding, _add, part, shared, terms)
+
+
+def _each_shared(encoding, fn, part: Part, shared, *terms):
+  def each(path, x, *y):
+    has_heads = path[0].key == 'params' and leaf_name(path[1:]) in encoding.per_head
+    return fn(x, {-x.ndim: part.of(x.shape[0])} if has_heads else {}, *y)
+
+  return jax.tree_util.tree_map_with_path(each, shared, *terms)
+
+
+def cut(x: Array, spans: dict[int, Span]) -> Array:
+  """Cuts a span out of each of some axes, which count from the last."""
+  for axis, (start, size) in spans.items():
+    x = jax.lax.dynamic_slice_in_dim(x, start, size, x.ndim + axis)
+  return x
+
+
+def put(x: Array, spans: dict[int, Span], part: Array) -> Array:
+  """Replaces what `cut` cuts out."""
+  starts = [spans.get(axis, (0, 0))[0] for axis in range(-x.ndim, 0)]
+  return jax.lax.dynamic_update_slice(x, part, starts)
+
+
+def _add(x: Array, spans: dict[int, Span], term: Array) -> Array:
+  return put(x, spans, cut(x, spans) + term) if spans else x + term
 
 
 def tile_logits(encoding, tile: Operands) -> Array:
@@ -92,8 +140,7 @@ def tile_output(encoding, weights: Array, tile: Operands) -> Array:
 def _logits(encoding, bias, tile: Operands) -> Array:
   q, shared = tile.queries.rows['q'], tile.shared
   k = repeat_heads(tile.keys.rows['k'], q.shape[-2])
-  logits = jnp.einsum('...tnh,...snh->...nts', q, k, preferred_element_type=jnp.float32)
-  logits = shared['scale'] * logits
+  logits = _products(shared['scale'], q, k)
   if encoding.bias is not None:
     term = check_bias(bias(encoding, tile), logits, encoding)
     logits = logits + _spread(term, logits.shape)
@@ -147,6 +194,29 @@ def _wide(positions: Array) -> Array:
 def _consecutive(positions: Array) -> Array:
   positions = _wide(positions)
   return (positions[..., 1:] == positions[..., :-1] + 1).all()
+
+
+@jax.custom_vjp
+def _products(scale: float | Array, q: Array, k: Array) -> Array:
+  """Computes scale q k^T, float32 [..., N, t, s], from q [..., t, N, H] and k [..., s, N, H]."""
+  return scale * jnp.einsum('...tnh,...snh->...nts', q, k, preferred_element_type=jnp.float32)
+
+
+def _products_forward(scale, q, k):
+  return _products(scale, q, k), (scale, q, k)
+
+
+def _products_backward(residuals, g):
+  # g is the largest array by far. Written so, neither dot has to transpose it.
+  scale, q, k = residuals
+  by_q = jnp.einsum('...nts,...snh->...nth', g, k, preferred_element_type=jnp.float32)
+  by_k = jnp.einsum('...tnh,...nts->...nhs', q, g, preferred_element_type=jnp.float32)
+  by_q, by_k = jnp.swapaxes(by_q, -2, -3), jnp.moveaxis(by_k, -1, -3)
+  by_scale = jnp.sum(q * by_q).astype(jnp.result_type(scale))
+  return by_scale, (scale * by_q).astype(q.dtype), (scale * by_k).astype(k.dtype)
+
+
+_products.defvjp(_products_forward, _products_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
