@@ -58,7 +58,7 @@ class Chip:
       )
     if importlib.util.find_spec('libtpu') is None:
       raise errors.UserError(
-          f"--platform={platform} needs the TPU's compiler, libtpu: pip install 'pe_jax[tpu]'"
+          f"--platform={platform} needs the TPU's compiler, libtpu: pip install -e '.[tpu]'"
       )
     os.environ.update(_NO_CLOUD)
     options = [os.environ.get('LIBTPU_INIT_ARGS', ''), bundles.DUMP_FLAGS.format(dump)]

@@ -119,7 +119,7 @@ def reason(error: Exception) -> str:
   if isinstance(error, Refused):
     return str(error)
   if isinstance(error, ModuleNotFoundError) and error.name:
-    return f"{error.name.split('.')[0]} is not installed: pip install 'pe_jax[peers]'"
+    return f"{error.name.split('.')[0]} is not installed: pip install -e '.[peers]'"
   line = (str(error).strip() or 'without a message').splitlines()[0][:300]
   return line if isinstance(error, ValueError) else f'{type(error).__name__}: {line}'
 

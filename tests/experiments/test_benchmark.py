@@ -81,7 +81,7 @@ def test_sides_run_in_turns_and_the_first_round_is_not_kept():
         (side('b', 1, like='c'), 'c did not run'),
         (side('b', 1, error=ValueError('no such\nthing')), 'no such'),
         (side('b', 1, error=KeyError('mine')), "KeyError: 'mine'"),
-        (side('b', 1, error=ModuleNotFoundError(name='torch.nn')), "pip install 'pe_jax[peers]'"),
+        (side('b', 1, error=ModuleNotFoundError(name='torch.nn')), "pip install -e '.[peers]'"),
     ],
 )
 def test_what_is_not_timed_is_told(second, told):
@@ -198,7 +198,7 @@ def test_other_libraries_are_told_to_be_missing(monkeypatch):
   for name in ('torch', 'tokamax', 'transformers'):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
   absent = ('tokamax', 'torch')
-  missing = {name: f"{name} is not installed: pip install 'pe_jax[peers]'" for name in absent}
+  missing = {name: f"{name} is not installed: pip install -e '.[peers]'" for name in absent}
   shape, t5 = attention.Shape(1, 8, 2, 4, 'float32'), parse.encoding('t5()')
   for phase in (attention.FORWARD, attention.BACKWARD):
     ours = attention.sides(attention.plan('t5()', t5, ['default']), shape, phase)[:1]

@@ -121,5 +121,5 @@ def test_an_unknown_chip_is_told(tmp_path):
 
 def test_a_missing_compiler_is_told(tmp_path, monkeypatch):
   monkeypatch.setattr(topology.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(errors.UserError, match=r"pip install 'pe_jax\[tpu\]'"):
+  with pytest.raises(errors.UserError, match=r"pip install -e '.\[tpu\]'"):
     topology.Chip('tpu:v5e', tmp_path)
