@@ -51,7 +51,8 @@ CASES = {
     'compose with place': case(pe_jax.compose, pe_jax.sinusoidal(), pe_jax.fox(), pe_jax.t5()),
     'concatenated': case(pe_jax.concatenated, width=16, reference=references.concatenated(16)),
     'cope': case(pe_jax.cope, reference=references.COPE),
-    'fire': case(pe_jax.fire, reference=references_pairwise.FIRE),
+    # Queries stand before the threshold and past it.
+    'fire': case(pe_jax.fire, threshold=20, reference=references_pairwise.FIRE),
     'fox': case(pe_jax.fox, reference=references.FOX),
     'kerple_log': case(pe_jax.kerple_log, reference=references_pairwise.KERPLE_LOG),
     'kerple_power': case(pe_jax.kerple_power, reference=references_pairwise.KERPLE_POWER),
