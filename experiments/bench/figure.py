@@ -35,10 +35,11 @@ def draw(comparisons: Sequence[Comparison]) -> dict[str, bytes]:
   with matplotlib.rc_context(figure.STYLE | {'axes.titlesize': 10.5}):
     made = mpl_figure.Figure(figsize=(4.6 * len(phases) + 2.6, 7.2), layout='constrained')
     panels = made.subplots(len(_ROWS), len(phases), squeeze=False, sharex=True, sharey='row')
+    for axes, phase in zip(panels[0], phases, strict=True):
+      axes.set_title(phase)
     for row, (names, labels) in zip(panels, _ROWS, strict=True):
       for axes, phase in zip(row, phases, strict=True):
         _fill(axes, points, phase, names, encodings, sides)
-        axes.set_title(phase if row is panels[0] else '')
       present = next((name for name in names if any(q == name for *_, q in points)), names[0])
       row[0].set_ylabel(labels[present])
     for axes in panels[-1]:

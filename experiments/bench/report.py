@@ -70,6 +70,12 @@ def _quantity(name: str, unit: float, digits: int) -> Callable[[Row], str | None
   return text
 
 
+def _on_the_chip(name: str) -> Callable[[Row], str | None]:
+  """Megabytes that a chip has to hold; of a program that runs here they are those of the host."""
+  text = _quantity(name, 1e6, 1)
+  return lambda row: text(row) if 'kernels' in row else None
+
+
 def _over(label: str, names: Sequence[str]) -> Callable[[Row], str | None]:
   return lambda row: _ratio(row['ratios'].get(label, {}), names)
 
@@ -86,8 +92,8 @@ _COLUMNS = {
     'of them in kernels': _quantity('kernel_cycles', 1, 0),
     'optimal, ms': _quantity('optimal_seconds', 1e-3, 3),
     'MB temporary': _quantity('temp_bytes', 1e6, 1),
-    'MB arguments': _quantity('argument_bytes', 1e6, 1),
-    'MB output': _quantity('output_bytes', 1e6, 1),
+    'MB arguments': _on_the_chip('argument_bytes'),
+    'MB output': _on_the_chip('output_bytes'),
     'bytes / least': _quantity('bytes_over_least', 1, 3),
     'over a copy': _over('copy', _TIME),
     'over pe_jax': _over('pe_jax', _TIME),

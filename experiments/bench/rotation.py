@@ -92,9 +92,10 @@ def _hugging_face(shape, *, compiled: bool) -> turns.Ready:
   torch = peers.load_torch()
   from transformers.models.llama import modeling_llama
 
-  angles = np.arange(shape.length)[:, None] * np.array(_inv_freq(shape), np.float64)[None]
-  angles = torch.from_numpy(np.concatenate([angles, angles], axis=1))[None]
-  cos, sin = (table.to(getattr(torch, shape.dtype)) for table in (angles.cos(), angles.sin()))
+  # Each angle twice, [B, T, H], in the dtype of q, as transformers hands them to its layers.
+  tables = pe_jax.rope_tables(jnp.arange(shape.length), _inv_freq(shape))
+  doubled = (torch.from_numpy(np.concatenate([table, table], axis=-1))[None] for table in tables)
+  cos, sin = (table.to(getattr(torch, shape.dtype)) for table in doubled)
   rotate = modeling_llama.apply_rotary_pos_emb
   if compiled:
     torch._dynamo.reset()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import time
@@ -100,17 +101,20 @@ def comparisons(
     kept = store.has(identity)
     began = time.monotonic()
     tell(f'{said}: measured earlier, kept' if kept else f'{said}: measuring')
-    rows = store.get(identity, lambda sides=sides: _measure(asked, sides()))
+    tolerance = _tolerance(asked, title['part'], title['length'])
+    measure = functools.partial(turns.measure, rounds=asked.rounds, tolerance=tolerance)
+    rows = store.get(identity, lambda sides=sides, measure=measure: measure(sides()))
     if not kept:
       tell(f'{said}: {len(rows)} sides in {time.monotonic() - began:.0f} s')
     yield {**title, 'rows': ratios.with_ratios(rows)}
 
 
-def _measure(asked: Asked, sides: list[turns.Side]) -> list[turns.Row]:
-  exact = asked.dtype == 'float32' and jax.devices()[0].platform != 'cpu'
-  # Off the CPU, products of float32 are rounded unless asked for otherwise.
-  tolerance = _TOLERANCE['bfloat16' if exact else asked.dtype]
-  return turns.measure(sides, rounds=asked.rounds, tolerance=tolerance)
+def _tolerance(asked: Asked, part: str, length: int) -> float:
+  """By how much sides may differ that compute the same."""
+  exact = jax.devices()[0].platform == 'cpu'  # elsewhere, products of float32 are rounded
+  allowed = _TOLERANCE[asked.dtype if exact else 'bfloat16']
+  # Angles of `length` radians, of which libraries round the frequency and the product to float32.
+  return allowed + (length * 2**-21 if part == ROTATION else 0)
 
 
 def _planned(asked: Asked) -> Iterator[tuple[dict, dict, Callable[[], list[turns.Side]]]]:

@@ -81,7 +81,7 @@ def measure(sides: Sequence[Side], *, rounds: int, tolerance: float) -> list[Row
   Args:
     sides: what is compared.
     rounds: how often each runs.
-    tolerance: by how much outputs may differ from those of `like`.
+    tolerance: by how much outputs may differ from those of `like`; relative to what is above 1.
   """
   rows = {
       side.name: {'name': side.name, 'role': side.role, 'over': dict(side.over)} for side in sides
@@ -131,6 +131,6 @@ def _check(found, expected, like: str, tolerance: float) -> None:
   for mine, theirs in zip(found, expected, strict=True):
     if mine.shape != theirs.shape:
       raise Refused(f'gives shape {mine.shape}, and {like} {theirs.shape}: not timed')
-    worst = float(np.abs(mine - theirs).max())
+    worst = float((np.abs(mine - theirs) / np.maximum(1, np.abs(theirs))).max())
     if not worst <= tolerance:  # also where it is NaN
       raise Refused(f'differs from {like} by {worst:.2g}, more than {tolerance:g}: not timed')
