@@ -43,12 +43,14 @@ class Blocks(NamedTuple):
   batch: tuple[int, ...]
   heads: int
   kv_heads: int
+  mesh_axes: Any  # over which q varies, and so what is written
 
   @classmethod
   def of(cls, operands: Operands) -> 'Blocks':
     """Makes those of q and k."""
     q, k = operands.queries.rows['q'], operands.keys.rows['k']
-    return cls(Tiles(q.shape[-3], k.shape[-3]), q.shape[:-3], q.shape[-2], k.shape[-2])
+    tiles, axes = Tiles(q.shape[-3], k.shape[-3]), jax.typeof(q).manual_axis_type
+    return cls(tiles, q.shape[:-3], q.shape[-2], k.shape[-2], axes)
 
   @property
   def grid(self) -> tuple[int, ...]:
@@ -129,33 +131,33 @@ class Blocks(NamedTuple):
     """Makes [B, N, T, H] to be written by [t, H]."""
     shape = self.tiles.shape[_QUERIES], width
     whole = *self.grid[:2], self.tiles.queries, width
-    return _write(whole, dtype, shape, lambda b, n, i, j, _: (b, n, i, 0))
+    return self._write(whole, dtype, shape, lambda b, n, i, j, _: (b, n, i, 0))
 
   def out_per_query(self) -> Block:
     """Makes [B, N, 1, T] to be written by [1, t]."""
     shape = 1, self.tiles.shape[_QUERIES]
     whole = *self.grid[:2], 1, self.tiles.queries
-    return _write(whole, jnp.float32, shape, lambda b, n, i, j, _: (b, n, 0, i))
+    return self._write(whole, jnp.float32, shape, lambda b, n, i, j, _: (b, n, 0, i))
 
   def out_keys(self, width: int) -> Block:
     """Makes [B, K, S, H] to be written a key head at a time."""
     shape = self.tiles.keys, width
     at = lambda b, n, i, j, _: (b, jax.lax.div(n, self.groups), 0, 0)
-    return _write((self.grid[0], self.kv_heads, *shape), jnp.float32, shape, at)
+    return self._write((self.grid[0], self.kv_heads, *shape), jnp.float32, shape, at)
 
   def out_windows(self) -> Block:
     """Makes [B, N, diagonals, 8, s + t] to be written a head at a time."""
     shape = self.tiles.diagonals, SUBLANES, sum(self.tiles.shape)
     at = lambda b, n, i, j, _: (b, n, 0, 0, 0)
-    return _write((*self.grid[:2], *shape), jnp.float32, shape, at)
+    return self._write((*self.grid[:2], *shape), jnp.float32, shape, at)
+
+  def _write(self, whole: tuple[int, ...], dtype: Any, shape: tuple[int, ...], at) -> Block:
+    written = jax.ShapeDtypeStruct(whole, dtype, manual_axis_type=self.mesh_axes)
+    return Block(written, _spec(len(whole), shape, at))
 
   def token_major(self, x: Array) -> Array:
     """Reorders [B, N, T, H] as [..., T, N, H]."""
     return jnp.swapaxes(x.reshape(*self.batch, *x.shape[1:]), -2, -3)
-
-
-def _write(whole: tuple[int, ...], dtype: Any, shape: tuple[int, ...], at: Callable) -> Block:
-  return Block(jax.ShapeDtypeStruct(whole, dtype), _spec(len(whole), shape, at))
 
 
 def _spec(ndim: int, shape: tuple[int, ...], at: Callable) -> pl.BlockSpec:
