@@ -1,84 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what a rotation costs over a copy of its input, on this device.
+"""Measures what position costs: time and memory of each encoding by length and kernel.
 
-  python -m experiments.benchmark
+  python -m experiments.benchmark --workdir=DIR
+  python -m experiments.benchmark --encodings='alibi(); mine.py:gated()' --lengths=4096 \\
+    --kernels=dense,blockwise --parts=attention
+  python -m experiments.benchmark --platform=tpu:v5e --encodings='rope(); alibi()'
 
-Both sides run in turns in one process. Bytes are the compiler's own count, over the least that must
-be moved: the input, the output and one pair of tables.
+Causal attention, forward and with all gradients, by every kernel, beside the same without an
+encoding, jax.nn with the bias and, with the extra `peers`, other libraries; and rotations beside a
+copy. All sides of a comparison run in turns in one process. With --platform the TPU's compiler says
+what it makes of the same, and of a layer, and no TPU is needed. Started again with the same
+--workdir, it goes on where it stopped.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
-import functools
-import time
+import pathlib
+import tempfile
 
 from absl import flags
-import jax
-import jax.numpy as jnp
-import numpy as np
-from rich import table as rich_table
+from rich import console as rich_console
+from rich import text as rich_text
 
 from experiments import errors
+from experiments import job
 from experiments import output
-import pe_jax
+from experiments import parse
+from experiments import tables
+from experiments.bench import attention
+from experiments.bench import report
+from experiments.bench import run
+from experiments.bench import store as store_lib
+from experiments.bench import topology
 
-_SHAPE = flags.DEFINE_list('shape', ['1', '4096', '16', '64'], 'Shape of x: batch,tokens,heads,H.')
-_ROUNDS = flags.DEFINE_integer('rounds', 30, 'How often each side runs.', lower_bound=1)
+_ENCODINGS = flags.DEFINE_string(
+    'encodings', 'alibi(); t5(); fire(); rope()', "As in 'rope(base=5e5); mine.py:gated()'."
+)
+_LENGTHS = flags.DEFINE_list('lengths', None, 'Tokens; 512,2048 unless given, 2048 of a TPU.')
+_KERNELS = flags.DEFINE_list(
+    'kernels', None, 'Of pe_jax.kernels; `default` (kernel=None) and `xla` always run.'
+)
+_BATCH = flags.DEFINE_integer('batch', 1, 'Rows.', lower_bound=1)
+_HEADS = flags.DEFINE_integer('heads', None, '8 unless given, 16 of a TPU.', lower_bound=1)
+_HEAD_DIM = flags.DEFINE_integer('head_dim', None, '64 unless given, 128 of a TPU.', lower_bound=1)
+_DTYPE = flags.DEFINE_enum(
+    'dtype', None, run.DTYPES, 'float32 unless given, bfloat16 of a TPU.'
+)
+_ROUNDS = flags.DEFINE_integer('rounds', 15, 'How often each side runs.', lower_bound=1)
+_PARTS = flags.DEFINE_list('parts', list(run.PARTS), 'attention, rotation or both.')
+_PEERS = flags.DEFINE_bool('peers', True, 'Whether other libraries run too; see the extra `peers`.')
+_PLATFORM = flags.DEFINE_string('platform', None, 'tpu:v5e or tpu:v6e; this device unless given.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Directory for all of it; unless given, printed.')
 
-ROTATIONS = {'half': pe_jax.rotate_half, 'interleaved': pe_jax.rotate_interleaved}
+_HERE = {
+    'lengths': ['512', '2048'],
+    'kernels': ['dense', 'blockwise'],
+    'heads': 8,
+    'head_dim': 64,
+    'dtype': 'float32',
+}
+_ON_A_TPU = {
+    'lengths': ['2048'],
+    'kernels': ['dense', 'blockwise', 'splash', 'flash_tpu'],
+    'heads': 16,
+    'head_dim': 128,
+    'dtype': 'bfloat16',
+}
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
-  try:
-    shape = tuple(map(int, _SHAPE.value))
-  except ValueError:
-    shape = ()
-  if len(shape) != 4 or min(shape) < 1 or shape[-1] % 2:
+  if argv[1:]:
+    raise errors.UserError(f'{argv[1]!r} is no flag: encodings are written --encodings={argv[1]!r}')
+  asked, console = _asked(), output.console()
+  if not _WORKDIR.value:
+    return _run(asked, None, console)
+  directory = output.as_directory(_WORKDIR.value, '--workdir')
+  with job.lock(directory):
+    _run(asked, directory, console)
+
+
+def _asked() -> run.Asked:
+  """Reads the flags; those that were not given are those of the platform."""
+  defaults = _HERE if _PLATFORM.value is None else _ON_A_TPU
+
+  def get(flag: flags.FlagHolder):
+    return defaults[flag.name] if flag.value is None else flag.value
+
+  asked = run.Asked(
+      encodings=parse.encodings(_ENCODINGS.value),
+      kernels=attention.read_kernels(get(_KERNELS)),
+      lengths=tuple(map(_length, get(_LENGTHS))),
+      batch=_BATCH.value,
+      heads=get(_HEADS),
+      head_dim=get(_HEAD_DIM),
+      dtype=get(_DTYPE),
+      rounds=_ROUNDS.value,
+      parts=tuple(_PARTS.value),
+      peers=_PEERS.value,
+  )
+  run.check(asked)
+  return asked
+
+
+def _length(text: str) -> int:
+  if not text.isdecimal() or int(text) < 1:
     raise errors.UserError(
-        f'--shape={",".join(_SHAPE.value)}: give four sizes above 0, the last of them even, as in'
-        ' 1,4096,16,64'
+        f'--lengths={",".join(_LENGTHS.value)} cannot be: give numbers of tokens above 0, as in'
+        ' 512,2048'
     )
-  console = output.console()
-  table = rich_table.Table(title=f'RoPE on {jax.devices()[0].device_kind}, x of shape {shape}')
-  for column in ('rotation', 'dtype', 'bytes / least', 'time / copy, min', 'time / copy, median'):
-    table.add_column(column)
-  for dtype in (jnp.float32, jnp.bfloat16):
-    for name, moved, seconds, copies in measure(shape, dtype, _ROUNDS.value):
-      least = seconds.min() / copies.min()
-      median = np.median(seconds) / np.median(copies)
-      table.add_row(name, dtype.__name__, f'{moved:.3f}', f'{least:.2f}', f'{median:.2f}')
-  console.print(table)
+  return int(text)
 
 
-def measure(shape: tuple[int, ...], dtype, rounds: int):
-  """Yields (name, bytes over the least, seconds of each round, those of the copy) of each form."""
-  x = jax.random.normal(jax.random.key(0), shape, dtype)
-  positions = jnp.arange(shape[1])
-  inv_freq = jnp.asarray(pe_jax.scaling.default()(width=shape[-1], base=1e4)[0], jnp.float32)
-  cos, sin = pe_jax.rope_tables(positions, inv_freq)
-  forms = {f'{name}, tables given': (rotate, (x, cos, sin)) for name, rotate in ROTATIONS.items()}
-  for name, rotate in ROTATIONS.items():
-    turn = functools.partial(pe_jax.apply_rope, rotate=rotate)
-    forms[f'{name}, from positions'] = (turn, (x, positions, inv_freq))
-  programs = {name: jax.jit(run).lower(*args).compile() for name, (run, args) in forms.items()}
-  copy = jax.jit(lambda x: x * jnp.asarray(1.5, x.dtype)).lower(x).compile()
-  times = {name: [] for name in ('copy', *forms)}
-  for _ in range(rounds + 1):  # the first is to warm up
-    times['copy'].append(seconds(copy, x))
-    for name, (_, args) in forms.items():
-      times[name].append(seconds(programs[name], *args))
-  least = 2 * x.nbytes + cos.nbytes + sin.nbytes
-  for name, program in programs.items():
-    moved = program.cost_analysis()['bytes accessed'] / least
-    yield name, moved, np.array(times[name][1:]), np.array(times['copy'][1:])
-
-
-def seconds(program: Callable, *args) -> float:
-  began = time.perf_counter()
-  jax.block_until_ready(program(*args))
-  return time.perf_counter() - began
+def _run(
+    asked: run.Asked, directory: pathlib.Path | None, console: rich_console.Console
+) -> None:
+  """Measures, prints every table when it is complete, and then the report."""
+  store = store_lib.Store(directory)
+  tell = lambda line: console.print(rich_text.Text(line, 'dim'))
+  with tempfile.TemporaryDirectory(prefix='pe_jax_') as scratch:
+    if _PLATFORM.value is None:
+      about, found = run.machine(), run.comparisons(asked, store, tell)
+    else:
+      chip = topology.Chip(_PLATFORM.value, pathlib.Path(scratch) / 'dump')
+      about, found = chip.describe(), topology.comparisons(asked, chip, store, tell)
+    shown = []
+    for comparison in found:
+      console.print(tables.to_terminal(report.table(comparison), report.title(comparison)))
+      shown.append(comparison)
+  if content := report.summary(shown):
+    console.print(tables.to_terminal(content, report.SUMMARY))
+  if directory is not None:
+    report.write(directory, shown, {'asked': asked.describe(), **about}, console)
 
 
 if __name__ == '__main__':
-  errors.run(main)
+  errors.run(main, stopped='; the same command goes on after the last comparison')

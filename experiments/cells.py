@@ -14,7 +14,6 @@ changed setting, text, file or version never meets the results of another. Insid
 from collections.abc import Mapping
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -34,6 +33,7 @@ from experiments import metrics
 from experiments import parse
 from experiments import progress
 from experiments import results
+from experiments import sources
 from experiments import train
 import pe_jax
 
@@ -41,20 +41,7 @@ import pe_jax
 # itself is identified by its hash.
 _NOT_IDENTITY = ('encodings', 'corpus', 'chunk')
 _LIBRARIES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
-
-
-def _hash_source() -> str:
-  """Hashes the source that the numbers depend on: the library, and training and evaluation."""
-  root = pathlib.Path(pe_jax.__file__).parent
-  library = [path for path in sorted(root.rglob('*.py')) if root / 'testing' not in path.parents]
-  own = [pathlib.Path(module.__file__) for module in (corpus_lib, evaluate, train)]
-  digest = hashlib.sha256()
-  for path in library + own:
-    digest.update(path.name.encode() + b'\0' + path.read_bytes())
-  return digest.hexdigest()
-
-
-_SOURCE = _hash_source()  # now, because what is imported is what runs
+_SOURCE = sources.digest(corpus_lib, evaluate, train)  # now: what is imported is what runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,8 @@ from pe_jax.encodings._learned import learned_embedding
 from pe_jax.encodings._learned import resize_table
 from pe_jax.encodings._logn import log_n
 from pe_jax.encodings._logn import log_n_scale
+from pe_jax.encodings._music import music_transformer
+from pe_jax.encodings._music import music_transformer_bias
 from pe_jax.encodings._none import none
 from pe_jax.encodings._rope import apply_rope
 from pe_jax.encodings._rope import rope
@@ -73,6 +75,8 @@ from pe_jax.encodings._t5 import t5_bias
 from pe_jax.encodings._t5 import t5_bidirectional_buckets
 from pe_jax.encodings._t5 import t5_boundaries
 from pe_jax.encodings._t5 import t5_causal_buckets
+from pe_jax.encodings._transformer_xl import transformer_xl
+from pe_jax.encodings._transformer_xl import transformer_xl_bias
 from pe_jax.encodings._xpos import xpos
 from pe_jax.encodings._xpos import xpos_decay
 from pe_jax.encodings._xpos import xpos_exponents
@@ -117,6 +121,8 @@ __all__ = (
     'log_n',
     'log_n_scale',
     'Mask',
+    'music_transformer',
+    'music_transformer_bias',
     'none',
     'on_heads',
     'parameter_count',
@@ -150,6 +156,8 @@ __all__ = (
     'timescale_frequencies',
     'timing_signal',
     'trainable',
+    'transformer_xl',
+    'transformer_xl_bias',
     'with_positions',
     'xpos',
     'xpos_decay',

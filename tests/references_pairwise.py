@@ -72,3 +72,45 @@ def _fire(params, q, k, q_pos, k_pos, scale):
 
 
 FIRE = {'bias': _fire}
+
+
+# --- Huang et al., 2018: Music Transformer -------------------------------------------------------
+
+
+def _music_transformer(params, q, k, q_pos, k_pos, scale):
+  reach = (params['table'].shape[1] - 1) // 2
+  out = np.zeros((q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+  for b, h, t, s in np.ndindex(*out.shape):
+    step = min(max(round(k_pos[b, s] - q_pos[b, t]), -reach), reach)
+    out[b, h, t, s] = scale * np.dot(q[b, t, h], params['table'][h, step + reach])
+  return out
+
+
+MUSIC_TRANSFORMER = {'bias': _music_transformer}
+
+
+# --- Dai et al., 2019: Transformer-XL ------------------------------------------------------------
+
+
+def transformer_xl(base=1e4):
+  """Terms b, c and d of the paper; a is the product of query and key."""
+
+  def sinusoid(steps, width):
+    angles = [steps / base ** (i / width) for i in range(0, width, 2)]
+    return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
+
+  def bias(params, q, k, q_pos, k_pos, scale):
+    out = np.zeros((q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    for b, h, t, s in np.ndindex(*out.shape):
+      projection = params['projection'][h]
+      place = projection @ sinusoid(q_pos[b, t] - k_pos[b, s], projection.shape[1])
+      term_b = np.dot(q[b, t, h], place)
+      term_c = np.dot(params['u'][h], k[b, s, h])
+      term_d = np.dot(params['v'][h], place)
+      out[b, h, t, s] = scale * (term_b + term_c + term_d)
+    return out
+
+  return {'bias': bias}
+
+
+TRANSFORMER_XL = transformer_xl()

@@ -9,6 +9,7 @@ import pe_jax
 from pe_jax.positions import expand
 from pe_jax.testing._subject import Subject
 from tests import references
+from tests import references_pairwise
 from tests import test_laws
 from tests.test_laws import case
 
@@ -57,8 +58,14 @@ _SHARPER = (
     case(pe_jax.concatenated, width=5, base=500.0, reference=references.concatenated(5, 500.0)),
     case(pe_jax.cope, reference=_of_rows(references.COPE, 64)),
     case(pe_jax.cope, max_position=3, reference=_of_rows(references.COPE, 3)),
+    case(pe_jax.fire, width=3, c=2.0, reference=references_pairwise.FIRE),
     case(pe_jax.fox, gate_bias=2.0, reference=references.FOX),
     case(pe_jax.log_n, trained_length=17.3, reference=references.log_n(17.3)),
+    case(
+        pe_jax.music_transformer,
+        max_distance=3,
+        reference=references_pairwise.MUSIC_TRANSFORMER,
+    ),
     case(
         pe_jax.on_heads,
         pe_jax.shaw(),
@@ -80,6 +87,13 @@ _SHARPER = (
         base=500.0,
         reference=references.rope(500.0, 6, 'interleaved'),
     ),
+    case(
+        pe_jax.sandwich,
+        width=6,
+        base=500.0,
+        reference=references_pairwise.sandwich(6, 500.0),
+        dims=test_laws.SIX_HEADS,
+    ),
     case(pe_jax.shaw, reference=_of_rows(references.SHAW, 33)),
     case(pe_jax.shaw, max_distance=200, reference=_of_rows(references.SHAW, 401)),
     case(
@@ -94,6 +108,13 @@ _SHARPER = (
         min_timescale=2.0,
         max_timescale=300.0,
         reference=references.timing_signal(2.0, 300.0),
+        dims=test_laws.SIX_HEADS,
+    ),
+    case(
+        pe_jax.transformer_xl,
+        width=6,
+        base=500.0,
+        reference=references_pairwise.transformer_xl(500.0),
         dims=test_laws.SIX_HEADS,
     ),
 )

@@ -18,7 +18,7 @@ import pe_jax
 from pe_jax import Dims
 
 DIMS = Dims(model=16, heads=2)
-TRAINED = (pe_jax.kerple_log(), pe_jax.kerple_power(), pe_jax.fire())
+TRAINED = (pe_jax.kerple_log(), pe_jax.kerple_power(), pe_jax.fire(width=4))
 each_trained = pytest.mark.parametrize('encoding', TRAINED, ids=repr)
 
 

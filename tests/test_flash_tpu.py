@@ -101,7 +101,7 @@ def test_rows_may_have_positions_of_their_own_and_hooks_may_be_many():
 @pytest.mark.parametrize(
     'changed, words',
     [
-        ({'encoding': pe_jax.t5()}, 'gather'),
+        ({'encoding': pe_jax.t5(), 'dtype': jnp.float32}, 'gather'),
         ({'encoding': pe_jax.shaw()}, 'value hook'),
         ({'encoding': pe_jax.cope(), 'mask': Mask(causal=True)}, 'logits hook of cope'),
         ({'softcap': 3.0}, 'softcap'),
@@ -111,11 +111,12 @@ def test_rows_may_have_positions_of_their_own_and_hooks_may_be_many():
     ids=lambda part: part if isinstance(part, str) else '',
 )
 def test_the_kernel_refuses_what_it_cannot_honour(changed, words):
-  options = {'encoding': pe_jax.alibi(), 'mask': Mask(), 'softcap': None, 'keys': 128} | changed
-  q, k, v, _ = arrays(128, options.pop('keys'), HEADS)
+  options = {'encoding': pe_jax.alibi(), 'mask': Mask(), 'softcap': None} | changed
+  keys, dtype = options.pop('keys', 128), options.pop('dtype', jnp.int32)
+  q, k, v, _ = arrays(128, keys, HEADS)
   encoding = options['encoding']
   dims = pe_jax.Dims(model=HEADS * WIDTH, heads=HEADS)
   params = pe_jax.assemble(encoding, encoding.init(jax.random.key(0), dims), dims)
-  positions = jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]
+  positions = (jnp.arange(x.shape[1], dtype=dtype)[None] for x in (q, k))
   with pytest.raises(ValueError, match=words):
     FLASH(q, k, v, *positions, params=params, scale=1.0, length=None, **options)

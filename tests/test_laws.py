@@ -51,13 +51,17 @@ CASES = {
     'compose with place': case(pe_jax.compose, pe_jax.sinusoidal(), pe_jax.fox(), pe_jax.t5()),
     'concatenated': case(pe_jax.concatenated, width=16, reference=references.concatenated(16)),
     'cope': case(pe_jax.cope, reference=references.COPE),
-    'fire': case(pe_jax.fire, reference=references_pairwise.FIRE),
+    # Queries stand before the threshold and past it.
+    'fire': case(pe_jax.fire, threshold=20, reference=references_pairwise.FIRE),
     'fox': case(pe_jax.fox, reference=references.FOX),
     'kerple_log': case(pe_jax.kerple_log, reference=references_pairwise.KERPLE_LOG),
     'kerple_power': case(pe_jax.kerple_power, reference=references_pairwise.KERPLE_POWER),
     'learned': case(pe_jax.learned, length=512, reference=references.learned()),
     'learned, offset': case(pe_jax.learned, length=64, offset=2, reference=references.learned(2)),
     'log_n': case(pe_jax.log_n, trained_length=16, reference=references.log_n(16)),
+    'music_transformer': case(
+        pe_jax.music_transformer, reference=references_pairwise.MUSIC_TRANSFORMER
+    ),
     'none': case(pe_jax.none),
     'on_heads': case(
         pe_jax.on_heads,
@@ -90,6 +94,11 @@ CASES = {
         pe_jax.t5, bidirectional=True, reference=references.t5(bidirectional=True)
     ),
     'timing_signal': case(pe_jax.timing_signal, reference=references.timing_signal()),
+    'transformer_xl': case(
+        pe_jax.transformer_xl,
+        reference=references_pairwise.TRANSFORMER_XL,
+        options={'width': 32},
+    ),
     'with_positions': case(pe_jax.with_positions, pe_jax.rope(), HALVED),
     'xpos': case(pe_jax.xpos, reference=references.xpos(), options={'layout': 'interleaved'}),
 }

@@ -1,107 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `_flash_tpu` runs on the chip: one tile of queries against one tile of keys of one head."""
+"""What the TPU's kernels do with one tile of logits of one head, forward and backward.
 
-import dataclasses
+A tile lies with its s keys down and its t queries across. What belongs to a query, as the largest
+logit, is then a row of registers, and sums over the keys are plain additions of registers.
+"""
 
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pe_jax import base
 from pe_jax.kernels._blockwise import HIDDEN
 from pe_jax.kernels._blockwise import LEAST
-from pe_jax.masks import Mask
+from pe_jax.kernels._flash_diagonals import collapse
+from pe_jax.kernels._flash_diagonals import expand
+from pe_jax.kernels._flash_diagonals import Tiles
 
 Array = jax.Array
 
-# What a bias hook may be made of: the TPU's kernels have all of it, and no gather.
-PRIMITIVES = frozenset(
-    'abs add and broadcast_in_dim convert_element_type div eq exp ge gt integer_pow jit le log '
-    'log1p lt max min mul ne neg not or reshape select_n sqrt square squeeze sub tanh'.split()
-)
 
+def forward(visits, refs, out, lse, largest, total, running, *, hook, sides):
+  """Adds a tile of keys to the running sums of a tile of queries: the online softmax.
 
-def foreign_primitives(encoding, params, q: Array, k: Array, q_coords: Array, k_coords: Array):
-  """Names what the bias hook does that no kernel of a TPU can, sorted."""
-  if encoding.bias is None:
-    return []
-  rows = lambda x: jax.ShapeDtypeStruct((*x.shape[-3:-2], 1, x.shape[-1]), x.dtype)
-  tokens = lambda x: jax.ShapeDtypeStruct(x.shape[-1:], x.dtype)
-  traced = jax.make_jaxpr(encoding.bias)(
-      base.take_heads(encoding, params, slice(1)),
-      rows(q),
-      rows(k),
-      tokens(q_coords),
-      tokens(k_coords),
-      1.0,
-  )
-  return sorted(_primitives(traced.jaxpr) - PRIMITIVES)
+  Args:
+    visits: which tile each step of the grid loads, see `_flash_calls`.
+    refs: what the tile reads, by name.
+    out, lse: what the last tile of keys writes, [t, H] and [1, t].
+    largest, total, running: the sums so far, [1, t], [1, t] and [H, t].
+    hook: computes the bias of the tile from refs, or is None.
+    sides: how many tokens before and after itself a query sees, None for all of them.
+  """
 
-
-def _primitives(jaxpr) -> set[str]:
-  names = {eqn.primitive.name for eqn in jaxpr.eqns}
-  inner = [eqn.params['jaxpr'].jaxpr for eqn in jaxpr.eqns if eqn.primitive.name == 'jit']
-  return names.union(*map(_primitives, inner))
-
-
-def kernel(reached, refs, out_ref, lse_ref, largest, total, running, *, encoding, mask, shapes):
-  """Adds one tile of keys to the running sums of one tile of queries."""
-  i, j = pl.program_id(2), pl.program_id(3)
-
-  @pl.when(j == 0)
+  @pl.when(pl.program_id(3) == 0)
   def start():
     largest[...] = jnp.full_like(largest, LEAST)
     total[...] = jnp.zeros_like(total)
     running[...] = jnp.zeros_like(running)
 
-  @pl.when(reached[i, j] != 0)
+  @pl.when(_is_visited(visits))
   def add():
-    logits = _logits(refs, encoding, mask, shapes)
-    before = largest[:, :1]
-    larger = jnp.maximum(before, logits.max(axis=-1, keepdims=True))
+    logits = _logits(refs, hook, sides)
+    before, v = largest[...], refs['v'][...]
+    larger = jnp.maximum(before, logits.max(axis=0, keepdims=True))
     weights, fade = jnp.exp(logits - larger), jnp.exp(before - larger)
-    v = refs['v'][...]
-    out = _dot(weights.astype(v.dtype), v, contract=(1, 0))
-    total[...] = total[...] * fade + weights.sum(axis=-1, keepdims=True)
-    running[...] = running[...] * fade + out
-    largest[...] = jnp.broadcast_to(larger, largest.shape)
+    total[...] = total[...] * fade + weights.sum(axis=0, keepdims=True)
+    running[...] = running[...] * fade + _dot(v, weights.astype(v.dtype), contract=(0, 0))
+    largest[...] = larger
 
-  @pl.when(j == pl.num_programs(3) - 1)
+  @pl.when(pl.program_id(3) == pl.num_programs(3) - 1)
   def finish():
     sees = total[...] > 0
     divisor = jnp.where(sees, total[...], 1)
-    out_ref[...] = running[...] / divisor[:, :1]
-    lse_ref[...] = jnp.where(sees, largest[...] + jnp.log(divisor), HIDDEN)
+    out[...] = (running[...] / divisor).T
+    lse[...] = jnp.where(sees, largest[...] + jnp.log(divisor), HIDDEN)
 
 
-def _logits(refs, encoding, mask: Mask, shapes: dict[str, tuple[int, ...]]) -> Array:
-  """Computes the logits of one tile of one head, [t, s]."""
-  q, k, scale = refs['q'][...], refs['k'][...], refs['scale'][0, 0]
-  logits = scale * _dot(q, k, contract=(1, 1))
-  down = {name: ref[:, 0] for name, ref in refs['of_queries'].items() if ref is not None}
-  across = {name: ref[0, :] for name, ref in refs['of_keys'].items() if ref is not None}
-  if encoding.bias is not None:
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, ref: _read(encoding, base.leaf_name(path), ref, shapes), refs['params']
-    )
-    bias = encoding.bias(
-        params, q[:, None], k[:, None], down['coords'], across['coords'], scale
-    )
-    logits = logits + bias[0]
-  mask = dataclasses.replace(
-      mask,
-      q_index=down['index'],
-      k_index=across['index'],
-      q_segments=down.get('segments'),
-      k_segments=across.get('segments'),
-  )
-  allowed = mask.evaluate(*logits.shape)
-  return logits if allowed is None else jnp.where(allowed[0], logits, HIDDEN)
+def backward(visits, refs, grads, by_q, *, hook, sides, tiles: Tiles, groups: int):
+  """Adds what a tile gives to the gradients of q, k, v and of the window of its diagonal.
+
+  Args:
+    visits, refs, hook, sides: as for `forward`; refs has the cotangent of the output too, the
+      log-sum-exp, and what every cotangent of a weight is lowered by.
+    grads: of a tile of queries 'q' [t, H]; of all keys of a key head, 'k' and 'v' [S, H]; of all
+      windows of a head, where they are read, 'windows' [diagonals, 8, s + t].
+    by_q: the sum of grads['q'] so far.
+    tiles: how the tokens are cut.
+    groups: heads that share a key head.
+  """
+  n, i, j = (pl.program_id(axis) for axis in (1, 2, 3))
+  size = refs['k'].shape[0]
+  keys = pl.ds(pl.multiple_of(j * size, size), size)
+
+  @pl.when((jax.lax.rem(n, groups) == 0) & (i == 0))
+  def start_keys():
+    for name in ('k', 'v'):
+      grads[name][keys] = jnp.zeros_like(refs[name], jnp.float32)
+
+  @pl.when(j == 0)
+  def start_queries():
+    by_q[...] = jnp.zeros_like(by_q)
+
+  if 'windows' in grads:
+
+    @pl.when((i == 0) & (j == 0))
+    def start_windows():
+      grads['windows'][...] = jnp.zeros_like(grads['windows'])
+
+  @pl.when(_is_visited(visits))
+  def add():
+    q, k, v, by_out = (refs[name][...] for name in ('q', 'k', 'v', 'by_out'))
+    weights = jnp.exp(_logits(refs, hook, sides) - refs['lse'][...])
+    by_logits = weights * (_dot(v, by_out, contract=(1, 1)) - refs['drop'][...])
+    if 'windows' in grads:
+      grads['windows'][tiles.diagonal(i, j)] += collapse(by_logits)
+    by_logits = by_logits.astype(k.dtype)
+    grads['v'][keys] += _dot(weights.astype(v.dtype), by_out, contract=(1, 0))
+    grads['k'][keys] += refs['scale'][0, 0] * _dot(by_logits, q, contract=(1, 0))
+    by_q[...] += _dot(k, by_logits, contract=(0, 0))
+
+  @pl.when(j == pl.num_programs(3) - 1)
+  def finish():
+    grads['q'][...] = (refs['scale'][0, 0] * by_q[...]).T.astype(grads['q'].dtype)
 
 
-def _read(encoding, name: str, ref, shapes: dict[str, tuple[int, ...]]) -> Array:
-  shape = shapes[name]
-  return ref[...].reshape((1, *shape[1:]) if name in encoding.per_head else shape)
+def _is_visited(visits) -> Array:
+  """Whether the mask leaves something of the tile of this step: else another one is loaded."""
+  tile = pl.program_id(2) * pl.num_programs(3) + pl.program_id(3)
+  return visits[tile] == tile
+
+
+def _logits(refs, hook, sides) -> Array:
+  """Computes the logits of a tile, [s, t]."""
+  logits = refs['scale'][0, 0] * _dot(refs['k'][...], refs['q'][...], contract=(1, 1))
+  if 'window' in refs:
+    logits += expand(refs['window'][...], logits.shape[0])
+  if hook is not None:
+    logits += hook(refs)
+  for allowed in _allowed(refs, sides):
+    logits = jnp.where(allowed, logits, HIDDEN)
+  return logits
+
+
+def _allowed(refs, sides) -> list[Array]:
+  """Lists what the mask asks of a key, each [s, t]."""
+  allowed, (left, right) = [], sides
+  if left is not None:
+    allowed.append(refs['q_index'][...] - left <= refs['k_index'][...])
+  if right is not None:
+    allowed.append(refs['k_index'][...] <= refs['q_index'][...] + right)
+  if 'q_segments' in refs:
+    q_segments = refs['q_segments'][...]
+    allowed += [refs['k_segments'][...] == q_segments, q_segments != 0]
+  return allowed
 
 
 def _dot(x: Array, y: Array, *, contract: tuple[int, int]) -> Array:

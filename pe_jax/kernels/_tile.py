@@ -113,11 +113,11 @@ def tile_logits(encoding, tile: Operands) -> Array:
   """
   by_pair = functools.partial(_logits, encoding, bias_by_pair)
   q_pos, k_pos = tile.queries.coords, tile.keys.coords
-  if not (encoding.bias and encoding.by_distance and _counts(q_pos, tile) and _counts(k_pos, tile)):
+  if not (encoding.bias and encoding.by_distance and counts(q_pos, tile) and counts(k_pos, tile)):
     return by_pair(tile)
   by_distance = functools.partial(_logits, encoding, _bias_by_distance)
   return jax.lax.cond(  # checkpoint: neither branch leaves arrays of its size to the other
-      _consecutive(q_pos) & _consecutive(k_pos),
+      consecutive(q_pos) & consecutive(k_pos),
       jax.checkpoint(by_distance, prevent_cse=False),
       jax.checkpoint(by_pair, prevent_cse=False),
       tile,
@@ -162,15 +162,8 @@ def _bias_by_distance(encoding, tile: Operands) -> Array:
 
   On a CPU a slice a row, and its sum backward, are cheaper than a gather or a skewed reshape.
   """
-  q_pos, k_pos, q = _wide(tile.queries.coords), _wide(tile.keys.coords), tile.queries.rows['q']
-  queries, keys = q_pos.shape[-1], k_pos.shape[-1]
-  steps = jnp.arange(queries + keys - 1, dtype=k_pos.dtype)
-  steps = k_pos[..., :1] - q_pos[..., -1:] + expand(steps, k_pos.ndim)
-  origin = jnp.zeros_like(steps[..., :1])
-  # A bias of the distance reads no content: any q and k of the right shape will do.
-  q, k = (jnp.zeros((*x.shape, *q.shape[-2:]), q.dtype) for x in (origin, steps))
-  scale = tile.shared['scale']
-  by_step = encoding.bias(tile.shared['params'], q, k, origin, steps, scale)[..., 0, :]
+  by_step = bias_by_step(encoding, tile)
+  queries, keys = tile.queries.coords.shape[-1], tile.keys.coords.shape[-1]
 
   def row(start):
     return jax.lax.dynamic_slice_in_dim(by_step, start, keys, by_step.ndim - 1)
@@ -178,7 +171,22 @@ def _bias_by_distance(encoding, tile: Operands) -> Array:
   return jax.vmap(row, out_axes=-2)(jnp.arange(queries - 1, -1, -1))
 
 
-def _counts(coords: Any, tile: Operands) -> bool:
+def bias_by_step(encoding, tile: Operands) -> Array:
+  """Computes a bias of the distance between consecutive positions, [..., N, t + s - 1].
+
+  The first distance is that of the first key from the last query, the others count on from it.
+  """
+  q_pos, k_pos, q = _wide(tile.queries.coords), _wide(tile.keys.coords), tile.queries.rows['q']
+  steps = jnp.arange(q_pos.shape[-1] + k_pos.shape[-1] - 1, dtype=k_pos.dtype)
+  steps = k_pos[..., :1] - q_pos[..., -1:] + expand(steps, k_pos.ndim)
+  origin = jnp.zeros_like(steps[..., :1])
+  # A bias of the distance reads no content: any q and k of the right shape will do.
+  q, k = (jnp.zeros((*x.shape, *q.shape[-2:]), q.dtype) for x in (origin, steps))
+  scale = tile.shared['scale']
+  return encoding.bias(tile.shared['params'], q, k, origin, steps, scale)[..., 0, :]
+
+
+def counts(coords: Any, tile: Operands) -> bool:
   """Whether the coordinates are one array of whole numbers, one a token."""
   is_array = isinstance(coords, jax.Array)
   return is_array and jnp.issubdtype(coords.dtype, jnp.integer) and (
@@ -191,7 +199,8 @@ def _wide(positions: Array) -> Array:
   return positions.astype(int)
 
 
-def _consecutive(positions: Array) -> Array:
+def consecutive(positions: Array) -> Array:
+  """Whether whole numbers count by one along the last axis, in all rows."""
   positions = _wide(positions)
   return (positions[..., 1:] == positions[..., :-1] + 1).all()
 

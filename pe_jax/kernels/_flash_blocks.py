@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the TPU's kernels read and write in a step of their grid, and where it lies.
+
+The grid is (row of the batch, head, tile of queries, tile of keys), the last fastest. A `Block` is
+an array and a `BlockSpec`, which says what part of it a step finds in the chip's fast memory. A
+step whose tile the mask empties does nothing. Its inputs are those of the last tile before it that
+is not empty, so that nothing is loaded for it.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from pe_jax import base
+from pe_jax.kernels._flash_diagonals import SUBLANES
+from pe_jax.kernels._flash_diagonals import Tiles
+from pe_jax.kernels._tile import Operands
+from pe_jax.masks import Mask
+from pe_jax.positions import expand
+
+Array = jax.Array
+
+_QUERIES, _KEYS = 0, 1  # the sides of a tile, in the order of the grid
+
+
+class Block(NamedTuple):
+  """An array, or the shape and dtype of one to be written, and what part of it a step has."""
+
+  array: Any
+  spec: pl.BlockSpec
+
+
+class Blocks(NamedTuple):
+  """Lays arrays out for the grid, which merges the `batch` axes of q into one."""
+
+  tiles: Tiles
+  batch: tuple[int, ...]
+  heads: int
+  kv_heads: int
+  mesh_axes: Any  # over which q varies, and so what is written
+
+  @classmethod
+  def of(cls, operands: Operands) -> 'Blocks':
+    """Makes those of q and k."""
+    q, k = operands.queries.rows['q'], operands.keys.rows['k']
+    tiles, axes = Tiles(q.shape[-3], k.shape[-3]), jax.typeof(q).manual_axis_type
+    return cls(tiles, q.shape[:-3], q.shape[-2], k.shape[-2], axes)
+
+  @property
+  def grid(self) -> tuple[int, ...]:
+    """Returns the rows of the batch, heads, tiles of queries and tiles of keys."""
+    return math.prod(self.batch), self.heads, *self.tiles.counts
+
+  @property
+  def groups(self) -> int:
+    """Returns how many heads share a key head."""
+    return self.heads // self.kv_heads
+
+  def visits(self, mask: Mask) -> Array:
+    """Returns the tile that every step loads, by number: its own if the mask leaves any of it."""
+    reached = mask.reached(*self.tiles, *self.tiles.shape).ravel()
+    return jax.lax.cummax(jnp.where(reached, jnp.arange(reached.size, dtype=jnp.int32), -1))
+
+  def queries(self, x: Array) -> Block:
+    """Cuts [..., T, N, H] into [t, H]."""
+    shape = self.tiles.shape[_QUERIES], x.shape[-1]
+    return self._read(_head_major(x), shape, lambda b, n, i, j: (b, n, i, 0))
+
+  def keys(self, x: Array) -> Block:
+    """Cuts [..., S, K, H] into [s, H]."""
+    shape = self.tiles.shape[_KEYS], x.shape[-1]
+    at = lambda b, n, i, j: (b, jax.lax.div(n, self.groups), j, 0)
+    return self._read(_head_major(x), shape, at)
+
+  def per_query(self, x: Array) -> Block:
+    """Cuts [..., T, N] into [1, t]."""
+    x = jnp.swapaxes(_head_major(x[..., None]), -1, -2)
+    return self._read(x, (1, self.tiles.shape[_QUERIES]), lambda b, n, i, j: (b, n, 0, i))
+
+  def across(self, x: Array, side: int) -> Block:
+    """Cuts numbers of one side of the tiles, [..., tokens], into rows [1, tile]."""
+    x = self._merge(x)[:, None, :]
+    at = lambda b, n, *tile: (_one(x.shape[0], b), 0, tile[side])
+    return self._read(x, (1, self.tiles.shape[side]), at)
+
+  def down(self, x: Array, side: int) -> Block:
+    """Cuts numbers of one side of the tiles, [..., tokens], into columns [tile, 1]."""
+    x = self._merge(x)[:, :, None]
+    at = lambda b, n, *tile: (_one(x.shape[0], b), tile[side], 0)
+    return self._read(x, (self.tiles.shape[side], 1), at)
+
+  def windows(self, x: Array) -> Block:
+    """Cuts [B or 1, N or 1, diagonals, 8, s + t] into the window of a tile."""
+    rows, heads = x.shape[:2]
+    at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), self.tiles.diagonal(i, j), 0, 0)
+    return self._read(x, x.shape[-2:], at)
+
+  def parameters(self, encoding, params: Any) -> Any:
+    """Gives a tile all of a leaf as [1, size], or what belongs to its head."""
+
+    def block(path, leaf):
+      per_head = base.leaf_name(path) in encoding.per_head
+      leaf = leaf.reshape(leaf.shape[0] if per_head else 1, 1, -1)
+      return self._read(leaf, leaf.shape[1:], lambda b, n, i, j: (_one(leaf.shape[0], n), 0, 0))
+
+    return jax.tree_util.tree_map_with_path(block, params)
+
+  def _read(self, x: Array, shape: tuple[int, ...], at: Callable) -> Block:
+    columns = self.tiles.counts[_KEYS]
+
+    def index(b, n, i, j, visits):
+      tile = jnp.maximum(visits[i * columns + j], 0)
+      return at(b, n, jax.lax.div(tile, columns), jax.lax.rem(tile, columns))
+
+    return Block(x, _spec(x.ndim, shape, index))
+
+  def _merge(self, x: Array) -> Array:
+    """Merges the batch axes of [..., tokens]; an array that rows share keeps an axis of 1."""
+    x = expand(x, len(self.batch) + 1)
+    shared = all(size == 1 for size in x.shape[:-1])
+    batch = x.shape[:-1] if shared else self.batch
+    return jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(-1, x.shape[-1])
+
+  def out_queries(self, width: int, dtype: Any) -> Block:
+    """Makes [B, N, T, H] to be written by [t, H]."""
+    shape = self.tiles.shape[_QUERIES], width
+    whole = *self.grid[:2], self.tiles.queries, width
+    return self._write(whole, dtype, shape, lambda b, n, i, j, _: (b, n, i, 0))
+
+  def out_per_query(self) -> Block:
+    """Makes [B, N, 1, T] to be written by [1, t]."""
+    shape = 1, self.tiles.shape[_QUERIES]
+    whole = *self.grid[:2], 1, self.tiles.queries
+    return self._write(whole, jnp.float32, shape, lambda b, n, i, j, _: (b, n, 0, i))
+
+  def out_keys(self, width: int) -> Block:
+    """Makes [B, K, S, H] to be written a key head at a time."""
+    shape = self.tiles.keys, width
+    at = lambda b, n, i, j, _: (b, jax.lax.div(n, self.groups), 0, 0)
+    return self._write((self.grid[0], self.kv_heads, *shape), jnp.float32, shape, at)
+
+  def out_windows(self) -> Block:
+    """Makes [B, N, diagonals, 8, s + t] to be written a head at a time."""
+    shape = self.tiles.diagonals, SUBLANES, sum(self.tiles.shape)
+    at = lambda b, n, i, j, _: (b, n, 0, 0, 0)
+    return self._write((*self.grid[:2], *shape), jnp.float32, shape, at)
+
+  def _write(self, whole: tuple[int, ...], dtype: Any, shape: tuple[int, ...], at) -> Block:
+    written = jax.ShapeDtypeStruct(whole, dtype, manual_axis_type=self.mesh_axes)
+    return Block(written, _spec(len(whole), shape, at))
+
+  def token_major(self, x: Array) -> Array:
+    """Reorders [B, N, T, H] as [..., T, N, H]."""
+    return jnp.swapaxes(x.reshape(*self.batch, *x.shape[1:]), -2, -3)
+
+
+def _spec(ndim: int, shape: tuple[int, ...], at: Callable) -> pl.BlockSpec:
+  return pl.BlockSpec((*(None,) * (ndim - len(shape)), *shape), at)
+
+
+def _one(size: int, index):
+  """Returns the index along an axis of this size, which is 1 where all share what is there."""
+  return index if size > 1 else 0
+
+
+def _head_major(x: Array) -> Array:
+  """Reorders [..., T, N, H] as [B, N, T, H]."""
+  x = jnp.swapaxes(x, -2, -3)
+  return x.reshape(-1, *x.shape[-3:])
+
+
+# --- All that a tile reads -----------------------------------------------------------------------
+
+
+def of_tile(blocks: Blocks, operands: Operands, mask: Mask, bias: 'Bias') -> dict[str, Any]:
+  """Lists the blocks that both passes read, by name."""
+  queries, keys, shared = operands
+  q_index, k_index = mask._indices(*blocks.tiles)
+  scale = jnp.asarray(shared['scale'], jnp.float32).reshape(1, 1)
+  inputs = {
+      'q': blocks.queries(queries.rows['q']),
+      'k': blocks.keys(keys.rows['k']),
+      'v': blocks.keys(keys.rows['v']),
+      'scale': Block(scale, pl.BlockSpec(memory_space=pltpu.SMEM)),
+      'q_index': blocks.across(q_index, _QUERIES),
+      'k_index': blocks.down(k_index, _KEYS),
+  }
+  if mask.q_segments is not None:
+    inputs['q_segments'] = blocks.across(mask.q_segments, _QUERIES)
+    inputs['k_segments'] = blocks.down(mask.k_segments, _KEYS)
+  if bias.windows is not None:
+    inputs['window'] = blocks.windows(bias.windows)
+  if bias.encoding is not None:
+    inputs |= {
+        'params': blocks.parameters(bias.encoding, shared['params']),
+        'q_coords': blocks.down(queries.coords, _QUERIES),
+        'k_coords': blocks.across(keys.coords, _KEYS),
+    }
+  return inputs
+
+
+class Bias(NamedTuple):
+  """Where the bias of a tile comes from: `windows`, or the hook of `encoding`, or nowhere.
+
+  Attributes:
+    windows: those of `lay_out`, shape [B or 1, N or 1, diagonals, 8, s + t].
+    encoding: the record whose hook is traced into the kernel.
+  """
+
+  windows: Array | None = None
+  encoding: Any = None
