@@ -12,7 +12,8 @@ and computes each tile of logits again: with weights p = e^(s - lse) and output 
   ds = p (g . v - g . out).
 
 `jax.vjp` of the tile's logits takes ds to q, k, the coordinates and every parameter of the
-encoding. Tiles that the mask empties are passed over, in both directions.
+encoding. A tile is of one head where no work is shared among them, else of all. Tiles that the mask
+empties are passed over, in both directions.
 
 Reference: Rabe and Staats, 2021, https://arxiv.org/abs/2112.05682; Dao, 2023,
 https://arxiv.org/abs/2307.08691.
@@ -83,24 +84,26 @@ def passes(call: Call, tile: tuple[int, int] | None = None) -> Passes:
 
 
 def _joins_heads(encoding) -> bool:
-  """Whether a tile is of all heads, as their bias of a pair, or their values, may share work."""
+  """Whether a tile is of all heads: biases by the pair, and values, may share work among them."""
   by_pair = encoding.bias is not None and not encoding.by_distance
   return by_pair or encoding.value is not None
 
 
-import os
 def choose_tile(encoding, rows: int) -> tuple[int, int]:
-  """Chooses (queries, keys) whose logits, of some rows and heads, stay in the cache of a core."""
-  if 'TILE' in os.environ and not _joins_heads(encoding): return tuple(map(int, os.environ['TILE'].split('x')))
-  content = encoding.reads_content or encoding.value is not None  # more arrays for every logit
-  queries = keys = 128 if content else 256 if _joins_heads(encoding) else 512
+  """Chooses (queries, keys) whose logits, of all rows of a tile, stay in the cache of a core."""
+  queries = keys = 512  # XLA on a CPU splits a dot among threads by these, and not by its rows
+  if _joins_heads(encoding):
+    queries = keys = 128 if encoding.reads_content or encoding.value is not None else 256
   while rows * queries * keys > 2**20 and keys > 64:
     queries, keys = (queries, keys // 2) if queries < keys else (queries // 2, keys)
   return queries, keys
 
 
 class Grid(NamedTuple):
-  """What is static: the encoding, how many queries and keys, and in one tile, and parts of heads."""
+  """What is static: the encoding, the numbers of queries and keys, and those of one tile.
+
+  Heads are taken in `parts`: 1 for all at once, or as many as there are heads.
+  """
 
   encoding: Any
   queries: int
@@ -210,9 +213,9 @@ def backward(grid: Grid, residuals, cotangents) -> Operands:
     """Adds what the n-th of the reached tiles of queries gives; grads.keys are those of tile j."""
     i, part = order[j, n], grid.part(h)
     tile, still = grid.cut(moving, h, i, j), grid.cut(fixed, h, i, j)
-    g, g_out, row_lse = (_rows(grid, x, h, i) for x in (by_out, drop[..., None], lse[..., None]))
+    g, g_out, total = (_rows(grid, x, h, i) for x in (by_out, drop[..., None], lse[..., None]))
     logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, join(x, still)), tile)
-    weights = jnp.exp(grid.hide(logits, mask, h, i, j) - _fresh(grid, row_lse, i))
+    weights = jnp.exp(grid.hide(logits, mask, h, i, j) - _fresh(grid, total, i))
     _, to_weights = jax.vjp(
         lambda w, x: tile_output(grid.encoding, w, join(x, still)), weights, tile
     )
@@ -227,15 +230,13 @@ def backward(grid: Grid, residuals, cotangents) -> Operands:
 
   def fill(n, grads):
     h, j = n // counts.size, n % counts.size
-    keys = grads.keys.take(grid.k_span(j), grid.part(h))
-    zeros = jax.tree.map(jnp.zeros_like, keys)
-    running = grads._replace(keys=zeros)
+    columns, part = grid.k_span(j), grid.part(h)
+    running = grads._replace(keys=jax.tree.map(jnp.zeros_like, grads.keys.take(columns, part)))
     running = jax.lax.fori_loop(0, counts[j], functools.partial(visit, h, j), running)
-    return running._replace(keys=grads.keys.add(grid.k_span(j), grid.part(h), running.keys))
+    return running._replace(keys=grads.keys.add(columns, part, running.keys))
 
   wide = lambda x: jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
-  grads = jax.tree.map(wide, moving)
-  grads = jax.lax.fori_loop(0, grid.parts * counts.size, fill, grads)
+  grads = jax.lax.fori_loop(0, grid.parts * counts.size, fill, jax.tree.map(wide, moving))
   return jax.tree.map(lambda grad, x: grad.astype(x.dtype), grads, moving)
 
 
