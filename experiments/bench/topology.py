@@ -79,6 +79,7 @@ class Chip:
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
     traced = jax.jit(fn).trace(*jax.tree.map(place, shapes))
     program = traced.lower().compile()
+    optimal = program.cost_analysis().get('optimal_seconds', -1)
     found, memory = hlo.read(program.as_text()), program.memory_analysis()
     kernels = self._kernels(traced, found.kernels)
     planned = sum(kernel['bundles'] * kernel['steps'] * kernel['calls'] for kernel in kernels)
@@ -86,7 +87,7 @@ class Chip:
         'argument_bytes': memory.argument_size_in_bytes,
         'output_bytes': memory.output_size_in_bytes,
         'temp_bytes': memory.temp_size_in_bytes,
-        'optimal_seconds': program.cost_analysis().get('optimal_seconds'),
+        'optimal_seconds': optimal if optimal > 0 else None,  # below 0 it has no estimate
         'cycles': None if found.open_loops else found.cycles + planned,
         'kernel_cycles': planned if kernels else None,
         'kernels': kernels,
