@@ -106,8 +106,8 @@ def attend(encoding: pe_jax.Encoding, name: str, q, k, v, params, hidden) -> jax
 
 
 def layer(encoding: pe_jax.Encoding, name: str, weights, hidden, params) -> jax.Array:
-  """Attends with the four projections around it; weights are {'qkv': [3, D, N, H], 'out': ...}."""
-  q, k, v = jnp.einsum('btd,cdnh->cbtnh', hidden, weights['qkv'])
+  """Attends with four projections around it: weights q, k, v [D, N, H] and out [N, H, D]."""
+  q, k, v = (jnp.einsum('btd,dnh->btnh', hidden, weights[part]) for part in 'qkv')
   out = attend(encoding, name, q, k, v, params, hidden)
   return jnp.einsum('btnh,nhd->btd', out, weights['out'])
 
@@ -115,10 +115,12 @@ def layer(encoding: pe_jax.Encoding, name: str, weights, hidden, params) -> jax.
 def layer_inputs(encoding: pe_jax.Encoding, shape: Shape) -> tuple[Any, ...]:
   """Draws (weights, hidden state, trained arrays) of `layer`."""
   wide = (shape.dims.model, shape.heads, shape.head_dim)
-  qkv = jax.random.normal(jax.random.key(4), (3, *wide), shape.dtype) * wide[0] ** -0.5
-  out = jax.random.normal(jax.random.key(5), (*wide[1:], wide[0]), shape.dtype) * wide[0] ** -0.5
+  scale = wide[0] ** -0.5
+  qkv = jax.random.normal(jax.random.key(4), (3, *wide), shape.dtype) * scale
+  out = jax.random.normal(jax.random.key(5), (*wide[1:], wide[0]), shape.dtype) * scale
   hidden = jax.random.normal(jax.random.key(2), (*shape.queries[:2], wide[0]), shape.dtype)
-  return {'qkv': qkv, 'out': out}, hidden, encoding.init(jax.random.key(1), shape.dims)
+  weights = {**dict(zip('qkv', qkv)), 'out': out}
+  return weights, hidden, encoding.init(jax.random.key(1), shape.dims)
 
 
 def with_gradients(fn: Callable, cotangent, *args) -> tuple[jax.Array, tuple[Any, ...]]:

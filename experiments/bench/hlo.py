@@ -3,7 +3,8 @@
 
 The compiler writes an estimate on every operation, that in the body of a loop for one turn. The
 turns of most loops can be read off their condition, `i < 4`; those of others are known when the
-program runs.
+program runs. Of a conditional the last branch counts, which runs where the condition is true: in
+the kernels of pe_jax that is the one for positions that count by one, as they do here.
 """
 
 from collections.abc import Iterator
@@ -82,7 +83,8 @@ def _walk(name: str, times: int, bodies: dict[str, list[str]]) -> Iterator[tuple
     if loop := _WHILE.search(line):
       yield from _walk(loop.group(2), times * (_turns(bodies[loop.group(1)]) or 1), bodies)
     for called in _CALLED.findall(line):
-      for inner in re.findall(r'%([\w.\-]+)', called):
+      names = re.findall(r'%([\w.\-]+)', called)
+      for inner in names[-1:] if ' conditional(' in line else names:
         yield from _walk(inner, times, bodies)
 
 

@@ -103,6 +103,13 @@ def test_a_loop_of_unknown_length_is_told():
   assert found.open_loops == 1
 
 
+def test_of_a_conditional_the_last_branch_counts():
+  branches = 'branch_computations={%outer_body, %inner_body}'
+  text = LOOPS.replace('while(%q), condition=%outer_until, body=%outer_body', 'conditional(%q), ')
+  found = hlo.read(text.replace('conditional(%q), ', f'conditional(%q, %q, %q), {branches}'))
+  assert found == hlo.Found(1000 + 5, {'flash.1': 1, 'flash.2': 1}, 0)
+
+
 def test_a_layer_has_the_gradients_of_its_weights_and_of_the_encoding():
   shape = attention.Shape(2, 4, 2, 4, 'float32')
   encoding = pe_jax.t5()
