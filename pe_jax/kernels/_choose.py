@@ -16,8 +16,8 @@ from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 
 # Blockwise over dense in turns on 2 idle cores, fastest of 5 or 15, batches of 8 and 32, 4 heads of
-# 32 and 8 of 64. From here on alibi, rope, t5 and fire take 0.22 to 0.99, but for alibi with
-# gradients at 256 x 256, batch 8, 4 heads: 1.19. Below, alibi and rope with gradients: 1.14 to 1.56.
+# 32 and 8 of 64. From here on alibi, rope, t5, fire take 0.22 to 0.99, but alibi with
+# gradients at 256 x 256, batch 8, 4 heads: 1.19. Below, alibi and rope: 1.14 to 1.56.
 FEWEST_LOGITS = 256 * 256
 
 # By platform, fused kernels with what each refuses; the first that does not is taken.
