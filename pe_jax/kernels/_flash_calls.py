@@ -53,7 +53,7 @@ def forward(
       grid=blocks.grid,
       scratch=[(1, tile), (1, tile), (width, tile), *_room(blocks, bias)],
       semantics=('parallel', 'parallel', 'parallel', 'arbitrary'),
-      name='pe_jax_flash',
+      name=f'pe_jax_flash_{_form(bias)}',
       interpret=interpret,
   )
   return blocks.token_major(out), blocks.token_major(jnp.swapaxes(lse, -1, -2))[..., 0]
@@ -101,7 +101,7 @@ def backward(
       grid=blocks.grid,
       scratch=[(v.shape[-1], blocks.tiles.shape[0]), *_room(blocks, bias)],
       semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
-      name='pe_jax_flash_backward',
+      name=f'pe_jax_flash_{_form(bias)}_backward',
       interpret=interpret,
   )
   rows = {name: blocks.token_major(grads[name]).astype(v.dtype) for name in ('q', 'k', 'v')}
@@ -133,6 +133,11 @@ def _gradients(blocks: Blocks, operands: Operands, bias: dict[str, Array]) -> di
   if 'head' in bias:
     grads |= blocks.out_numbers(bias)
   return grads
+
+
+def _form(bias: dict[str, Array]) -> str:
+  """Names where the bias comes from, for profiles."""
+  return 'distance' if 'windows' in bias else 'pair' if 'head' in bias else 'plain'
 
 
 def _room(blocks: Blocks, bias: dict[str, Array]) -> list[tuple[int, int]]:
