@@ -9,6 +9,7 @@ of the numbers. From there `jax.vjp` of the steps outside leads to every paramet
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -51,10 +52,11 @@ class Hook:
   foreign: tuple[str, ...]
 
   @classmethod
-  def split(cls, encoding, params) -> 'Hook':
+  def split(cls, encoding, params, q_coords: Array, k_coords: Array) -> 'Hook':
     """Splits the bias hook of an encoding."""
     params = base.take_heads(encoding, params, slice(1))
-    tokens = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (_QUERIES, _KEYS)]
+    sizes = (_QUERIES, q_coords), (_KEYS, k_coords)
+    tokens = [jax.ShapeDtypeStruct((size,), coords.dtype) for size, coords in sizes]
     program = _program(encoding, params, *tokens, 1.0).jaxpr
     places = {x: place for place, x in enumerate(_variables(program))}
     is_pair = lambda x: x.aval.size == _QUERIES * _KEYS
@@ -128,17 +130,15 @@ class Hook:
     """Runs the program of one head and one row of the batch, for all but the pairs."""
     program = _program(encoding, params, q_coords, k_coords, scale)
     variables = _variables(program.jaxpr)
-    wanted = [variables[self.places[x]] for found in self.numbers.values() for x in found]
-    jaxpr = program.jaxpr.replace(outvars=wanted, debug_info=None)
-    leaves = jax.tree.leaves((params, q_coords, k_coords, scale))
-    values = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, program.consts))(*leaves))
+    values = _run(program, *jax.tree.leaves((params, q_coords, k_coords, scale)))
     sizes = {'head': 1, 'queries': q_coords.shape[0], 'keys': k_coords.shape[0]}
-    return {
-        side: jnp.stack(
-            [next(values).astype(jnp.float32).ravel() for _ in found] or [jnp.zeros(sizes[side])]
-        )
-        for side, found in self.numbers.items()
-    }
+
+    def stack(side):
+      found = [values[variables[self.places[x]]] for x in self.numbers[side]]
+      found = [jnp.asarray(x, jnp.float32).ravel() for x in found]
+      return jnp.stack(found or [jnp.zeros(sizes[side])])
+
+    return {side: stack(side) for side in sizes}  # what nobody reads of `values`, XLA leaves out
 
   def bias(self, refs, room) -> Array:
     """Computes the bias of a tile, [s, t], some rows at a time; `room` is of that shape."""
@@ -214,11 +214,17 @@ def _program(encoding, params, q_coords, k_coords, scale) -> core.ClosedJaxpr:
 
   traced = jax.make_jaxpr(hook)(params, q_coords, k_coords, scale)
   shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in traced.in_avals]
-  return jax.make_jaxpr(lambda *leaves: _inline(traced, *leaves))(*shapes)
+  return jax.make_jaxpr(functools.partial(_inline, traced))(*shapes)
 
 
 def _inline(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
-  """Runs a program without calls: in place of a choice by platform it has what a kernel takes."""
+  """Computes what a program returns, see `_run`."""
+  env = _run(program, *args)
+  return [x.val if isinstance(x, core.Literal) else env[x] for x in program.jaxpr.outvars]
+
+
+def _run(program: core.ClosedJaxpr, *args: Array) -> dict[Any, Array]:
+  """Runs a program without calls; of a choice by platform it takes what a kernel does."""
   env = dict(zip(program.jaxpr.invars, args)) | dict(zip(program.jaxpr.constvars, program.consts))
   read = lambda x: x.val if isinstance(x, core.Literal) else env[x]
   for step in program.jaxpr.eqns:
@@ -234,7 +240,7 @@ def _inline(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
       outputs = step.primitive.bind(*values, **params)
       outputs = outputs if step.primitive.multiple_results else [outputs]
     env.update(zip(step.outvars, outputs))
-  return [read(x) for x in program.jaxpr.outvars]
+  return env
 
 
 def _variables(jaxpr) -> list:

@@ -121,8 +121,10 @@ def _counts(call: Call) -> bool:
 
 
 def _hook(call: Call) -> Hook | None:
-  encoding = call.encoding
-  return None if encoding.bias is None else Hook.split(encoding, call.operands.shared['params'])
+  queries, keys, shared = call.operands
+  if call.encoding.bias is None:
+    return None
+  return Hook.split(call.encoding, shared['params'], queries.coords, keys.coords)
 
 
 # --- The two passes ------------------------------------------------------------------------------
