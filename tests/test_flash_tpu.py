@@ -62,7 +62,7 @@ def nothing(p, i, j):
 
 
 def by_parameter(bias, params, i, j, by_bias):
-  """Gradients to all parameters, from differences of the bias."""
+  """Gradients to all parameters, from differences of the bias, too small to meet a kink."""
   grads = {name: np.zeros_like(x) for name, x in params.items()}
   for name, x in params.items():
     for index in np.ndindex(x.shape):
@@ -149,7 +149,7 @@ CASES = {
     'no parameters': (pe_jax.sandwich(), sandwich, CAUSAL, 128, 128, 4, {}),
     'no bias': (pe_jax.none(), nothing, CAUSAL, 256, 256, 2, {}),
     'a hook by the pair': (
-        pe_jax.fire(width=3, threshold=150.0),
+        pe_jax.fire(width=3, threshold=151.5),
         fire,
         CAUSAL,
         128,

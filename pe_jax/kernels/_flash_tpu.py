@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention as TPU kernels with the encoding's bias in them, in three forms.
+"""Flash attention as TPU kernels with the encoding's bias in them, forward and backward.
 
-    the bias of the encoding                             forward          backward
-    none                                                 kernel           kernel
-    of the distance, and positions that count by one     kernel, windows  kernel, windows
-    elementwise in positions and parameters              kernel, hook     blockwise
-    else                                                 blockwise        blockwise
+    the bias of the encoding                             in the kernels
+    none                                                 nothing
+    of the distance, and positions that count by one     windows of distances
+    elementwise in the pairs                             the steps of its hook on pairs
+    of the distance alone, else                          (blockwise)
 
 Windows (`_flash_diagonals`) are what the bias is at the T + S - 1 distances, evaluated outside the
-kernel by whatever operations it likes; a hook (`_flash_hook`) is traced into the kernel. Whether
-positions count by one is known when the program runs, so it holds the form below too.
+kernels by whatever operations it likes, as are the steps of a hook (`_flash_hook`) that see no
+pairs. Whether positions count by one is known when the program runs, so it holds a form below too.
 
 Reference: Dao, 2023, https://arxiv.org/abs/2307.08691.
 """
@@ -62,8 +62,8 @@ def flash_tpu(*args, interpret: bool = False, **kwargs):
   """Computes attention with TPU kernels that have the bias in them; see `pe_jax.kernels`.
 
   The bias must be one of the distance between whole positions, as T5's is, or elementwise in the
-  positions and the parameters: a kernel has no gather. `bind(flash_tpu, interpret=True)` runs it on
-  any machine, slowly, for tests.
+  pairs, as FIRE's is: a kernel has no gather. `bind(flash_tpu, interpret=True)` runs it on any
+  machine, slowly, for tests.
 
   Raises:
     ValueError: what it cannot compute, see `refusal`.
