@@ -102,11 +102,11 @@ class Hook:
     """
     queries, keys, shared = operands
     params = shared['params']
-    coords = jnp.broadcast_arrays(queries.coords[..., :1], keys.coords[..., :1])[0].shape[:-1]
-    rows = (
-        jnp.broadcast_to(side.coords, (*coords, side.coords.shape[-1])) for side in (queries, keys)
-    )
-    q_coords, k_coords = (x.reshape(-1, x.shape[-1]) for x in rows)
+    coords = queries.coords, keys.coords
+    if any(size > 1 for x in coords for size in x.shape[:-1]):
+      batch = queries.rows['q'].shape[:-3]
+      coords = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in coords]
+    q_coords, k_coords = (x.reshape(-1, x.shape[-1]) for x in coords)
     axes = jax.tree_util.tree_map_with_path(
         lambda path, _: 0 if base.leaf_name(path) in encoding.per_head else None, params
     )
