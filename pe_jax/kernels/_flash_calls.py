@@ -70,7 +70,7 @@ def backward(
     hook: Hook | None,
     interpret: bool,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-  """Computes the gradients of 'q', 'k' and 'v', and those of the arrays of the bias.
+  """Computes the gradients of 'q', 'k', 'v' and 'scale', and those of the arrays of the bias.
 
   Args:
     operands, mask, bias: as for `forward`.
@@ -105,7 +105,8 @@ def backward(
       interpret=interpret,
   )
   rows = {name: blocks.token_major(grads[name]).astype(v.dtype) for name in ('q', 'k', 'v')}
-  return rows, {name: _sum_shared(name, grads, x) for name, x in bias.items()}
+  by_bias = {name: _sum_shared(name, grads, x) for name, x in bias.items()}
+  return rows | {'scale': grads['scale'].sum()}, by_bias
 
 
 def _sum_shared(name: str, grads: dict[str, Array], x: Array) -> Array:
@@ -128,6 +129,7 @@ def _gradients(blocks: Blocks, operands: Operands, bias: dict[str, Array]) -> di
   v = operands.keys.rows['v']
   keys = blocks.out_keys(v.shape[-1])
   grads = {'q': blocks.out_queries(v.shape[-1], v.dtype), 'k': keys, 'v': keys}
+  grads['scale'] = blocks.out_per_query()
   if 'windows' in bias:
     grads['windows'] = blocks.out_windows()
   if 'head' in bias:

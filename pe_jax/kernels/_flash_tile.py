@@ -61,9 +61,9 @@ def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles,
   Args:
     visits, refs, room, hook, sides: as for `forward`; refs has the cotangent of the output too, the
       log-sum-exp, and what every cotangent of a weight is lowered by.
-    grads: of a tile of queries 'q' [t, H]; of all keys of a key head, 'k' and 'v' [S, H]; of all
-      windows of a head, where they are read, 'windows' [diagonals, 8, s + t]; and where the hook
-      reads them, of its numbers of the head, 'head' [F, t], and of the queries, 'queries' [F, t].
+    grads: of a tile of queries 'q' [t, H] and, by query, 'scale' [1, t]; of all keys of a key head
+      'k' and 'v' [S, H]; of all windows of a head, where they are read, 'windows' [diagonals, 8,
+      s + t]; of what a hook reads, by query, of the head 'head' [F, t] and 'queries' [F, t].
     by_q: the sum of grads['q'] so far.
     tiles: how the tokens are cut.
     groups: heads that share a key head.
@@ -105,6 +105,8 @@ def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles,
   @pl.when(j == pl.num_programs(3) - 1)
   def finish():
     grads['q'][...] = (refs['scale'][0, 0] * by_q[...]).T.astype(grads['q'].dtype)
+    by_scale = by_q[...] * refs['q'][...].astype(jnp.float32).T
+    grads['scale'][...] = by_scale.sum(axis=0, keepdims=True)
 
 
 def _is_visited(visits) -> Array:

@@ -16,7 +16,6 @@ Reference: Dao, 2023, https://arxiv.org/abs/2307.08691.
 
 from collections.abc import Callable
 import functools
-from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -147,11 +146,10 @@ def _backward(plan: _Plan, residuals, cotangents) -> Operands:
   moving, fixed, *_ = residuals
   operands = join(moving, fixed)
   tiled = functools.partial(plan.tiled.backward, plan.tiled.plan)
-  # The kernel has no gradients to a scale or coordinates, and holds those to all keys of a head.
-  moves = [moving.shared['scale']]
-  if plan.encoding.bias is not None:
-    moves += [moving.queries.coords, moving.keys.coords]
-  if jax.tree.leaves(moves) or _flash_calls.fast_memory(operands) > _MOST_FAST_MEMORY:
+  # The kernel has no gradients to coordinates, and holds those to all keys of a head.
+  coords = moving.queries.coords, moving.keys.coords
+  moves = plan.encoding.bias is not None and jax.tree.leaves(coords)
+  if moves or _flash_calls.fast_memory(operands) > _MOST_FAST_MEMORY:
     return tiled(residuals, cotangents)
   kernel = functools.partial(_kernel_backward, plan)
   return _choose(plan, operands, kernel, tiled)(residuals, cotangents)
@@ -172,10 +170,10 @@ def _choose(plan: _Plan, operands: Operands, kernel: Callable, tiled: Callable) 
 def _kernel_backward(plan: _Plan, bias: Callable, residuals, cotangents) -> Operands:
   moving, fixed, mask, out, lse = residuals
 
-  def of_params(params):
-    return bias(plan, join(_replace(moving, params), fixed))
+  def of_shared(shared):
+    return bias(plan, join(moving._replace(shared=shared), fixed))
 
-  arrays, to_params = jax.vjp(of_params, moving.shared['params'])
+  arrays, to_shared = jax.vjp(of_shared, moving.shared)
   grads, by_arrays = _flash_calls.backward(
       join(moving, fixed),
       mask,
@@ -186,15 +184,13 @@ def _kernel_backward(plan: _Plan, bias: Callable, residuals, cotangents) -> Oper
       hook=plan.hook,
       interpret=plan.interpret,
   )
-  (by_params,) = to_params(by_arrays)
+  (by_shared,) = to_shared(by_arrays)
+  if by_shared['scale'] is not None:
+    by_shared['scale'] += grads['scale'].astype(by_shared['scale'].dtype)
   zeros = jax.tree.map(jnp.zeros_like, moving)
   queries = zeros.queries._replace(rows=zeros.queries.rows | {'q': grads['q']})
   keys = zeros.keys._replace(rows=zeros.keys.rows | {'k': grads['k'], 'v': grads['v']})
-  return _replace(Operands(queries, keys, zeros.shared), by_params)
-
-
-def _replace(operands: Operands, params: Any) -> Operands:
-  return operands._replace(shared=operands.shared | {'params': params})
+  return Operands(queries, keys, by_shared)
 
 
 # --- The forms of a bias -------------------------------------------------------------------------
