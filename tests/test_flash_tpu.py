@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flash kernel that has the bias in it, on a CPU that interprets it, against float64 sums."""
+"""The TPU's flash kernels, on a CPU that interprets them, against sums in float64."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,28 +11,75 @@ import pytest
 import pe_jax
 from pe_jax import kernels
 from pe_jax import Mask
+from tests import pairwise
 
 FLASH = pe_jax.bind(kernels.flash_tpu, interpret=True)
-WIDTH = 16
-SLOPES = (0.5, 0.03, 0.2, 0.01)
-HEADS = len(SLOPES)
+WIDTH, HEADS = 16, 4
 SEGMENTS = jnp.array([[1] * 50 + [2] * 70 + [0] * 8, [0] * 10 + [3] * 118])
+DIMS = pe_jax.Dims(model=HEADS * WIDTH, heads=HEADS)
+
+# --- The formulas, in float64 --------------------------------------------------------------------
 
 
-def arrays(queries, keys, kv_heads):
-  draw = np.random.default_rng(0)
-  q, g = draw.normal(size=(2, 2, queries, HEADS, WIDTH)).astype(np.float32)
-  k, v = draw.normal(size=(2, 2, keys, kv_heads, WIDTH)).astype(np.float32)
-  return q, k, v, g
+def per_head(x):
+  return np.asarray(x)[:, None, None]
 
 
-def by_hand(q, k, v, g, q_pos, k_pos, allowed):
-  """ALiBi's output, and its gradients to q, k, v and the slopes, in float64."""
-  q, k, v, g = (np.float64(x) for x in (q, k, v, g))
+def alibi(p, i, j):
+  return -per_head(p['slopes']) * abs(j - i)
+
+
+def kerple(p, i, j):
+  return -per_head(np.exp(p['log_r1'])) * np.log1p(per_head(np.exp(p['log_r2'])) * abs(j - i))
+
+
+def t5(p, i, j):
+  n = np.maximum(i - j, 0)
+  wide = 16 + np.floor(np.log(np.maximum(n, 16) / 16) / np.log(8) * 16 + 1e-9)
+  return p['table'][:, np.where(n < 16, n, np.minimum(wide, 31)).astype(int)]
+
+
+def table(p, i, j):
+  return p['table'][:, j - i + p['table'].shape[1] // 2]
+
+
+def sandwich(p, i, j):
+  del p
+  total = sum(np.cos((j - i) * 1e4 ** (-f / 64)) for f in range(64))
+  return per_head(HEADS / (8 * np.arange(1, HEADS + 1))) * total
+
+
+def fire(p, i, j):
+  c, threshold = np.exp(p['log_c']), np.exp(p['log_threshold'])
+  x = np.log1p(c * abs(j - i)) / np.log1p(c * np.maximum(threshold, i))
+  hidden = np.maximum(p['w'] * x[..., None] + p['b'], 0)
+  return np.moveaxis(hidden @ p['v'].T, -1, 0)
+
+
+def nothing(p, i, j):
+  del p
+  return np.zeros((HEADS, *np.broadcast_shapes(i.shape, j.shape)))
+
+
+def by_parameter(bias, params, i, j, by_bias):
+  """Gradients to all parameters, from differences of the bias, too small to meet a kink."""
+  grads = {name: np.zeros_like(x) for name, x in params.items()}
+  for name, x in params.items():
+    for index in np.ndindex(x.shape):
+      step = np.zeros_like(x)
+      step[index] = 1e-7
+      up, down = (bias(params | {name: y}, i, j) for y in (x + step, x - step))
+      grads[name][index] = ((up - down) * by_bias).sum() / 2e-7
+  return grads
+
+
+def by_hand(bias, params, q, k, v, g, q_pos, k_pos, allowed):
+  """The output, and its gradients to q, k, v and the parameters."""
   groups, scale = q.shape[2] // k.shape[2], WIDTH**-0.5
   k, v = (np.repeat(x, groups, axis=2) for x in (k, v))
-  steps = np.abs(k_pos[None, :] - q_pos[:, None])
-  logits = scale * np.einsum('btnh,bsnh->bnts', q, k) - np.array(SLOPES)[:, None, None] * steps
+  pairs = [(i[:, None], j[None, :]) for i, j in zip(q_pos, k_pos)]
+  logits = scale * np.einsum('btnh,bsnh->bnts', q, k)
+  logits += np.stack([bias(params, *pair) for pair in pairs])
   allowed = np.broadcast_to(allowed[:, None], logits.shape)
   weights = np.where(allowed, np.exp(logits), 0)
   total = weights.sum(axis=-1, keepdims=True)
@@ -40,62 +89,158 @@ def by_hand(q, k, v, g, q_pos, k_pos, allowed):
   back_k = scale * np.einsum('bnts,btnh->bsnh', by_logit, q)
   back_v = np.einsum('bnts,btnh->bsnh', weights, g)
   per_key_head = lambda x: x.reshape(*x.shape[:2], -1, groups, WIDTH).sum(axis=3)
+  rows = [by_parameter(bias, params, *pair, by) for pair, by in zip(pairs, by_logit)]
   return (
       np.einsum('bnts,bsnh->btnh', weights, v),
       scale * np.einsum('bnts,bsnh->btnh', by_logit, k),
       per_key_head(back_k),
       per_key_head(back_v),
-      -(by_logit * steps).sum(axis=(0, 2, 3)),
+      {name: sum(row[name] for row in rows) for name in params},
   )
 
 
-@pytest.mark.parametrize(
-    'mask, keys, kv_heads',
-    [
-        (Mask(causal=True), 384, 2),
-        (Mask(causal=True, window=20, q_segments=SEGMENTS, k_segments=SEGMENTS), 128, 4),
-        (Mask(window=(9, 40)), 256, 1),
-    ],
-    ids=['causal, grouped heads', 'causal window of segments', 'window on both sides'],
-)
-def test_the_kernel_is_attention_with_every_gradient(mask, keys, kv_heads):
-  queries = 128
-  q, k, v, g = arrays(queries, keys, kv_heads)
-  q_pos, k_pos = np.arange(keys - queries, keys) * 3, np.arange(keys) * 3
-  encoding = pe_jax.alibi_learned(slopes=SLOPES)
+def seen(mask, queries, keys):
+  """Who sees whom, [2, T, S]."""
   t, s = np.arange(keys - queries, keys)[:, None], np.arange(keys)[None, :]
   allowed = np.ones((2, queries, keys), bool)
   if mask.causal:
     allowed &= s <= t
   if mask.window is not None:
-    left, right = mask.window if isinstance(mask.window, tuple) else (19, 19)
+    left, right = mask.window if isinstance(mask.window, tuple) else (mask.window - 1,) * 2
     allowed &= (s >= t - left) & (s <= t + right)
   if mask.q_segments is not None:
     ids = np.asarray(SEGMENTS)
     allowed &= (ids[:, :, None] == ids[:, None, :]) & (ids[:, :, None] != 0)
+  return allowed
+
+
+# --- Values and gradients ------------------------------------------------------------------------
+
+
+def arrays(queries, keys, kv_heads):
+  draw = np.random.default_rng(0)
+  q, g = draw.normal(size=(2, 2, queries, HEADS, WIDTH)).astype(np.float32)
+  k, v = draw.normal(size=(2, 2, keys, kv_heads, WIDTH)).astype(np.float32)
+  return q, k, v, g
+
+
+def count(first, tokens, *, by=1):
+  """Positions of two rows that start at `first`."""
+  return np.stack([start + by * np.arange(tokens) for start in first])
+
+
+CAUSAL = Mask(causal=True)
+PACKED = Mask(causal=True, window=20, q_segments=SEGMENTS, k_segments=SEGMENTS)
+CASES = {
+    'grouped heads': (pe_jax.alibi_learned(), alibi, CAUSAL, 128, 384, 2, {}),
+    'a window on both sides': (
+        pe_jax.t5(),
+        t5,
+        Mask(window=(30, 70)),
+        256,
+        128,
+        4,
+        {'q_first': (7, 90), 'k_first': (0, 50)},
+    ),
+    'segments, and rows that see nothing': (
+        pe_jax.kerple_log(), kerple, PACKED, 128, 128, 4, {}
+    ),
+    'a table': (pairwise.table(reach=130), table, Mask(), 128, 128, 1, {}),
+    'no parameters': (pe_jax.sandwich(), sandwich, CAUSAL, 128, 128, 4, {}),
+    'no bias': (pe_jax.none(), nothing, CAUSAL, 256, 256, 2, {}),
+    'a hook by the pair': (
+        pe_jax.fire(width=3, threshold=151.5),
+        fire,
+        CAUSAL,
+        128,
+        256,
+        2,
+        {'q_first': (128, 30), 'k_first': (0, 4)},
+    ),
+    'positions that do not count by one': (
+        pe_jax.alibi_learned(), alibi, CAUSAL, 128, 128, 4, {'by': 3}
+    ),
+    'positions that do not count by one, and a gather': (
+        pe_jax.t5(), t5, CAUSAL, 128, 128, 4, {'by': 2}
+    ),
+}
+
+
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES)
+def test_the_kernels_are_attention_with_every_gradient(case):
+  encoding, bias, mask, queries, keys, kv_heads, where = case
+  q, k, v, g = arrays(queries, keys, kv_heads)
+  by = where.get('by', 1)
+  q_pos = count(where.get('q_first', (by * (keys - queries),) * 2), queries, by=by)
+  k_pos = count(where.get('k_first', (0, 0)), keys, by=by)
+  params = encoding.init(jax.random.key(1), DIMS)
+  hidden = ~seen(mask, queries, keys).any(axis=1)[..., None, None]
 
   @jax.jit
-  def run(q, k, v, slopes):
-    def out(q, k, v, slopes):
-      where = {'encoding': encoding, 'params': {'slopes': slopes}, 'mask': mask, 'kernel': FLASH}
-      return pe_jax.attend(q, k, v, jnp.asarray(q_pos), jnp.asarray(k_pos), **where)
+  def run(q, k, v, params):
+    def out(*args):
+      *qkv, params = args
+      positions = jnp.asarray(q_pos), jnp.asarray(k_pos)
+      return pe_jax.attend(
+          *qkv, *positions, encoding=encoding, params=params, mask=mask, kernel=FLASH
+      )
 
-    value, back = jax.vjp(out, q, k, v, slopes)
+    value, back = jax.vjp(out, q, k, v, params)
     return value, *back(g)
 
-  wants = by_hand(q, k, v, g, q_pos, k_pos, allowed)
-  for ours, want in zip(run(q, k, v, jnp.array(SLOPES)), wants, strict=True):
-    np.testing.assert_allclose(ours, want, atol=1e-5 * max(1, np.abs(want).max()))
+  wide = jax.tree.map(np.float64, (params, q, np.where(hidden, 0, k), np.where(hidden, 0, v), g))
+  wants = by_hand(bias, *wide, q_pos, k_pos, seen(mask, queries, keys))
+  ours = run(q, *(np.where(hidden, np.nan, x) for x in (k, v)), params)
+  for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(wants), strict=True):
+    np.testing.assert_allclose(got, want, atol=1e-5 * max(1, np.abs(want).max()))
 
 
-def test_rows_may_have_positions_of_their_own_and_hooks_may_be_many():
+def test_a_scale_has_its_gradient():
+  q, k, v, g = arrays(128, 128, 2)
+
+  def total(scale, kernel):
+    positions, options = jnp.arange(128), {'encoding': pe_jax.alibi(), 'params': {}}
+    options |= {'mask': CAUSAL, 'scale': scale, 'kernel': kernel}
+    return (g * pe_jax.attend(q, k, v, positions, positions, **options)).sum()
+
+  ours, want = (jax.grad(total)(jnp.float32(0.3), kernel) for kernel in (FLASH, kernels.dense))
+  np.testing.assert_allclose(ours, want, rtol=1e-5)
+
+
+def test_hooks_may_be_many_and_rows_share_positions_or_not():
   q, k, v, _ = arrays(128, 128, HEADS)
-  positions = jnp.stack([jnp.arange(128), jnp.arange(128) ** 2])
-  encoding = pe_jax.compose(pe_jax.rope(), pe_jax.alibi())
-  where = {'encoding': encoding, 'params': {}, 'mask': Mask(causal=True)}
-  together = pe_jax.attend(q, k, v, positions, positions, **where, kernel=FLASH)
-  want = pe_jax.attend(q, k, v, positions, positions, **where, kernel=kernels.dense)
-  np.testing.assert_allclose(together, want, atol=1e-5)
+  encoding = pe_jax.compose(pe_jax.rope(), pe_jax.alibi(), pe_jax.t5())
+  params = encoding.init(jax.random.key(0), DIMS)
+  where = {'encoding': encoding, 'params': params, 'mask': CAUSAL}
+  for positions in (jnp.arange(128), jnp.stack([jnp.arange(128), 3 + jnp.arange(128)])):
+    together = pe_jax.attend(q, k, v, positions, positions, **where, kernel=FLASH)
+    want = pe_jax.attend(q, k, v, positions, positions, **where, kernel=kernels.dense)
+    np.testing.assert_allclose(together, want, atol=1e-5)
+
+
+# --- What is taken, and by what ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'encoding, dtype, tiled',
+    [
+        (pe_jax.t5(), jnp.int32, False),
+        (pe_jax.fire(), jnp.int32, False),
+        (pe_jax.none(), jnp.float32, False),
+        (pe_jax.alibi(), jnp.float32, True),
+    ],
+    ids=['distances', 'pairs', 'no bias', 'coordinates that move'],
+)
+def test_the_backward_pass_is_blockwise_where_more_moves(encoding, dtype, tiled):
+  q, k, v, _ = arrays(128, 128, HEADS)
+  positions, params = jnp.arange(128, dtype=dtype), encoding.init(jax.random.key(0), DIMS)
+
+  def total(q):
+    options = {'encoding': encoding, 'params': params, 'mask': CAUSAL, 'kernel': FLASH}
+    return pe_jax.attend(q, k, v, positions, positions, **options).sum()
+
+  program = str(jax.make_jaxpr(jax.grad(total))(q))
+  assert bool(re.search(r'pe_jax_flash_\w+_backward', program)) != tiled
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pe_jax import base
 from pe_jax.kernels._flash_diagonals import SUBLANES
 from pe_jax.kernels._flash_diagonals import Tiles
 from pe_jax.kernels._tile import Operands
@@ -101,24 +100,27 @@ class Blocks(NamedTuple):
     at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), self.tiles.diagonal(i, j), 0, 0)
     return self._read(x, x.shape[-2:], at)
 
-  def parameters(self, encoding, params: Any) -> Any:
-    """Gives a tile all of a leaf as [1, size], or what belongs to its head."""
+  def numbers(self, x: dict[str, Array]) -> dict[str, Block]:
+    """Cuts what `Hook.outside` gives into [1, F] of a head, [F, t] and [s, F]."""
+    head, queries, keys = x['head'], x['queries'], x['keys']
+    rows, (t, s) = queries.shape[0], self.tiles.shape
+    of_head = self._read(head, head.shape[1:], lambda b, n, i, j: (n, 0, 0), pltpu.SMEM)
+    of_queries = lambda b, n, i, j: (_one(rows, b), n, 0, i)
+    of_keys = lambda b, n, i, j: (_one(rows, b), 0, j, 0)
+    return {
+        'head': of_head,
+        'queries': self._read(queries, (queries.shape[2], t), of_queries),
+        'keys': self._read(keys, (s, keys.shape[3]), of_keys),
+    }
 
-    def block(path, leaf):
-      per_head = base.leaf_name(path) in encoding.per_head
-      leaf = leaf.reshape(leaf.shape[0] if per_head else 1, 1, -1)
-      return self._read(leaf, leaf.shape[1:], lambda b, n, i, j: (_one(leaf.shape[0], n), 0, 0))
-
-    return jax.tree_util.tree_map_with_path(block, params)
-
-  def _read(self, x: Array, shape: tuple[int, ...], at: Callable) -> Block:
+  def _read(self, x: Array, shape: tuple[int, ...], at: Callable, space=None) -> Block:
     columns = self.tiles.counts[_KEYS]
 
     def index(b, n, i, j, visits):
       tile = jnp.maximum(visits[i * columns + j], 0)
       return at(b, n, jax.lax.div(tile, columns), jax.lax.rem(tile, columns))
 
-    return Block(x, _spec(x.ndim, shape, index))
+    return Block(x, _spec(x.ndim, shape, index, space))
 
   def _merge(self, x: Array) -> Array:
     """Merges the batch axes of [..., tokens]; an array that rows share keeps an axis of 1."""
@@ -145,6 +147,17 @@ class Blocks(NamedTuple):
     at = lambda b, n, i, j, _: (b, jax.lax.div(n, self.groups), 0, 0)
     return self._write((self.grid[0], self.kv_heads, *shape), jnp.float32, shape, at)
 
+  def out_numbers(self, x: dict[str, Array]) -> dict[str, Block]:
+    """Makes [B, N, F, t], written a head at a time, and [B, N, F, T], by [F, t]."""
+    t = self.tiles.shape[_QUERIES]
+    of_head, of_queries = (x['head'].shape[-1], t), (x['queries'].shape[-2], t)
+    at_head, at_queries = (lambda b, n, i, j, _: (b, n, 0, 0)), (lambda b, n, i, j, _: (b, n, 0, i))
+    whole = *self.grid[:2], of_queries[0], self.tiles.queries
+    return {
+        'head': self._write((*self.grid[:2], *of_head), jnp.float32, of_head, at_head),
+        'queries': self._write(whole, jnp.float32, of_queries, at_queries),
+    }
+
   def out_windows(self) -> Block:
     """Makes [B, N, diagonals, 8, s + t] to be written a head at a time."""
     shape = self.tiles.diagonals, SUBLANES, sum(self.tiles.shape)
@@ -160,8 +173,8 @@ class Blocks(NamedTuple):
     return jnp.swapaxes(x.reshape(*self.batch, *x.shape[1:]), -2, -3)
 
 
-def _spec(ndim: int, shape: tuple[int, ...], at: Callable) -> pl.BlockSpec:
-  return pl.BlockSpec((*(None,) * (ndim - len(shape)), *shape), at)
+def _spec(ndim: int, shape: tuple[int, ...], at: Callable, space=None) -> pl.BlockSpec:
+  return pl.BlockSpec((*(None,) * (ndim - len(shape)), *shape), at, memory_space=space)
 
 
 def _one(size: int, index):
@@ -178,8 +191,8 @@ def _head_major(x: Array) -> Array:
 # --- All that a tile reads -----------------------------------------------------------------------
 
 
-def of_tile(blocks: Blocks, operands: Operands, mask: Mask, bias: 'Bias') -> dict[str, Any]:
-  """Lists the blocks that both passes read, by name."""
+def of_tile(blocks: Blocks, operands: Operands, mask: Mask, bias: dict[str, Array]):
+  """Lists the blocks that both passes read, by name; see `_flash_calls` for the arguments."""
   queries, keys, shared = operands
   q_index, k_index = mask._indices(*blocks.tiles)
   scale = jnp.asarray(shared['scale'], jnp.float32).reshape(1, 1)
@@ -194,24 +207,8 @@ def of_tile(blocks: Blocks, operands: Operands, mask: Mask, bias: 'Bias') -> dic
   if mask.q_segments is not None:
     inputs['q_segments'] = blocks.across(mask.q_segments, _QUERIES)
     inputs['k_segments'] = blocks.down(mask.k_segments, _KEYS)
-  if bias.windows is not None:
-    inputs['window'] = blocks.windows(bias.windows)
-  if bias.encoding is not None:
-    inputs |= {
-        'params': blocks.parameters(bias.encoding, shared['params']),
-        'q_coords': blocks.down(queries.coords, _QUERIES),
-        'k_coords': blocks.across(keys.coords, _KEYS),
-    }
+  if 'windows' in bias:
+    inputs['windows'] = blocks.windows(bias['windows'])
+  if 'head' in bias:
+    inputs |= blocks.numbers(bias)
   return inputs
-
-
-class Bias(NamedTuple):
-  """Where the bias of a tile comes from: `windows`, or the hook of `encoding`, or nowhere.
-
-  Attributes:
-    windows: those of `lay_out`, shape [B or 1, N or 1, diagonals, 8, s + t].
-    encoding: the record whose hook is traced into the kernel.
-  """
-
-  windows: Array | None = None
-  encoding: Any = None

@@ -16,14 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pe_jax.kernels import _flash_hook
 from pe_jax.kernels import _flash_tile
 from pe_jax.kernels._blockwise import LEAST
-from pe_jax.kernels._flash_blocks import Bias
 from pe_jax.kernels._flash_blocks import Block
 from pe_jax.kernels._flash_blocks import Blocks
 from pe_jax.kernels._flash_blocks import of_tile
 from pe_jax.kernels._flash_diagonals import LANES
+from pe_jax.kernels._flash_hook import Hook
 from pe_jax.kernels._tile import Operands
 from pe_jax.masks import Mask
 
@@ -32,37 +31,52 @@ Array = jax.Array
 _WORKING = 2**24  # bytes of fast memory for the tiles and for what the compiler puts aside
 
 
-def forward(operands: Operands, mask: Mask, bias: Bias, *, interpret: bool) -> tuple[Array, Array]:
-  """Computes the output [..., T, N, H] and the log-sum-exp [..., T, N], float32."""
+def forward(
+    operands: Operands, mask: Mask, bias: dict[str, Array], *, hook: Hook | None, interpret: bool
+) -> tuple[Array, Array]:
+  """Computes the output [..., T, N, H] and the log-sum-exp [..., T, N], float32.
+
+  Args:
+    operands, mask: of the call.
+    bias: {} for none; {'windows'} as `lay_out` gives them, [B or 1, N or 1, diagonals, 8, s + t];
+      or the numbers of `Hook.outside`, for `hook`.
+    hook: the bias hook of the encoding, if a kernel can take it.
+    interpret: whether to run on any machine, slowly.
+  """
   blocks, width = Blocks.of(operands), operands.queries.rows['q'].shape[-1]
   tile = blocks.tiles.shape[0]
   out, lse = _run(
-      functools.partial(_flash_tile.forward, **_static(operands, mask, bias)),
+      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides()),
       blocks.visits(mask),
       of_tile(blocks, operands, mask, bias),
       [blocks.out_queries(width, jnp.float32), blocks.out_per_query()],
       grid=blocks.grid,
-      scratch=[(1, tile), (1, tile), (width, tile)],
+      scratch=[(1, tile), (1, tile), (width, tile), *_room(blocks, bias)],
       semantics=('parallel', 'parallel', 'parallel', 'arbitrary'),
-      name='pe_jax_flash',
+      name=f'pe_jax_flash_{_form(bias)}',
       interpret=interpret,
   )
   return blocks.token_major(out), blocks.token_major(jnp.swapaxes(lse, -1, -2))[..., 0]
 
 
 def backward(
-    operands: Operands, mask: Mask, bias: Bias, out, lse, cotangents, *, interpret: bool
-) -> dict[str, Array]:
-  """Computes the gradients of q, k and v, and of the windows for every row and head.
+    operands: Operands,
+    mask: Mask,
+    bias: dict[str, Array],
+    out: Array,
+    lse: Array,
+    cotangents: tuple[Array, Array],
+    *,
+    hook: Hook | None,
+    interpret: bool,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+  """Computes the gradients of 'q', 'k', 'v' and 'scale', and those of the arrays of the bias.
 
   Args:
     operands, mask, bias: as for `forward`.
     out, lse: what it gave.
     cotangents: of the two.
-    interpret: whether to run on any machine, slowly.
-
-  Returns:
-    'q', 'k' and 'v', of their shapes, and 'windows', shape [B, N, diagonals, 8, s + t].
+    hook, interpret: as for `forward`.
   """
   by_out, by_lse = cotangents
   blocks, v = Blocks.of(operands), operands.keys.rows['v']
@@ -76,39 +90,61 @@ def backward(
   grads = _run(
       functools.partial(
           _flash_tile.backward,
-          **_static(operands, mask, bias),
+          hook=hook,
+          sides=mask._sides(),
           tiles=blocks.tiles,
           groups=blocks.groups,
       ),
       blocks.visits(mask),
       inputs,
-      _gradients(blocks, operands, with_windows=bias.windows is not None),
+      _gradients(blocks, operands, bias),
       grid=blocks.grid,
-      scratch=[(v.shape[-1], blocks.tiles.shape[0])],
+      scratch=[(v.shape[-1], blocks.tiles.shape[0]), *_room(blocks, bias)],
       semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
-      name='pe_jax_flash_backward',
+      name=f'pe_jax_flash_{_form(bias)}_backward',
       interpret=interpret,
   )
   rows = {name: blocks.token_major(grads[name]).astype(v.dtype) for name in ('q', 'k', 'v')}
-  return grads | rows
+  by_bias = {name: _sum_shared(name, grads, x) for name, x in bias.items()}
+  return rows | {'scale': grads['scale'].sum()}, by_bias
+
+
+def _sum_shared(name: str, grads: dict[str, Array], x: Array) -> Array:
+  """Sums a gradient over the rows and heads that share x."""
+  if name not in grads:  # of the keys' coordinates
+    return jnp.zeros_like(x)
+  if name == 'head':
+    return grads[name].sum(axis=(0, 3))[:, None, :]
+  axes = [axis for axis in (0, 1) if x.shape[axis] == 1]
+  return grads[name].sum(axis=axes, keepdims=True)
 
 
 def fast_memory(operands: Operands) -> int:
-  """Returns the bytes of fast memory that the backward kernel asks for."""
-  return _limit(_gradients(Blocks.of(operands), operands, with_windows=True))
+  """Returns the bytes of fast memory that the gradients to keys take."""
+  blocks, width = Blocks.of(operands), operands.keys.rows['v'].shape[-1]
+  return _limit([blocks.out_keys(width)] * 2)
 
 
-def _gradients(blocks: Blocks, operands: Operands, *, with_windows: bool) -> dict[str, Block]:
+def _gradients(blocks: Blocks, operands: Operands, bias: dict[str, Array]) -> dict[str, Block]:
   v = operands.keys.rows['v']
   keys = blocks.out_keys(v.shape[-1])
   grads = {'q': blocks.out_queries(v.shape[-1], v.dtype), 'k': keys, 'v': keys}
-  return grads | ({'windows': blocks.out_windows()} if with_windows else {})
+  grads['scale'] = blocks.out_per_query()
+  if 'windows' in bias:
+    grads['windows'] = blocks.out_windows()
+  if 'head' in bias:
+    grads |= blocks.out_numbers(bias)
+  return grads
 
 
-def _static(operands: Operands, mask: Mask, bias: Bias) -> dict[str, Any]:
-  """Returns what the kernels know when they are compiled."""
-  hook = bias.encoding and _flash_hook.trace(bias.encoding, operands.shared['params'])
-  return {'hook': hook, 'sides': mask._sides()}
+def _form(bias: dict[str, Array]) -> str:
+  """Names where the bias comes from, for profiles."""
+  return 'distance' if 'windows' in bias else 'pair' if 'head' in bias else 'plain'
+
+
+def _room(blocks: Blocks, bias: dict[str, Array]) -> list[tuple[int, int]]:
+  """Returns the shape of what a hook needs for a tile, if there is one."""
+  return [] if 'head' not in bias else [blocks.tiles.shape[::-1]]
 
 
 def _run(kernel: Callable, visits, inputs, outputs, *, grid, scratch, semantics, name, interpret):

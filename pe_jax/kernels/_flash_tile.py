@@ -18,7 +18,7 @@ from pe_jax.kernels._flash_diagonals import Tiles
 Array = jax.Array
 
 
-def forward(visits, refs, out, lse, largest, total, running, *, hook, sides):
+def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook, sides):
   """Adds a tile of keys to the running sums of a tile of queries: the online softmax.
 
   Args:
@@ -26,7 +26,8 @@ def forward(visits, refs, out, lse, largest, total, running, *, hook, sides):
     refs: what the tile reads, by name.
     out, lse: what the last tile of keys writes, [t, H] and [1, t].
     largest, total, running: the sums so far, [1, t], [1, t] and [H, t].
-    hook: computes the bias of the tile from refs, or is None.
+    room: [s, t], where the hook computes a bias.
+    hook: see `_flash_hook`.
     sides: how many tokens before and after itself a query sees, None for all of them.
   """
 
@@ -38,7 +39,7 @@ def forward(visits, refs, out, lse, largest, total, running, *, hook, sides):
 
   @pl.when(_is_visited(visits))
   def add():
-    logits = _logits(refs, hook, sides)
+    logits = _logits(refs, hook, sides, room)
     before, v = largest[...], refs['v'][...]
     larger = jnp.maximum(before, logits.max(axis=0, keepdims=True))
     weights, fade = jnp.exp(logits - larger), jnp.exp(before - larger)
@@ -54,14 +55,15 @@ def forward(visits, refs, out, lse, largest, total, running, *, hook, sides):
     lse[...] = jnp.where(sees, largest[...] + jnp.log(divisor), HIDDEN)
 
 
-def backward(visits, refs, grads, by_q, *, hook, sides, tiles: Tiles, groups: int):
+def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles, groups: int):
   """Adds what a tile gives to the gradients of q, k, v and of the window of its diagonal.
 
   Args:
-    visits, refs, hook, sides: as for `forward`; refs has the cotangent of the output too, the
+    visits, refs, room, hook, sides: as for `forward`; refs has the cotangent of the output too, the
       log-sum-exp, and what every cotangent of a weight is lowered by.
-    grads: of a tile of queries 'q' [t, H]; of all keys of a key head, 'k' and 'v' [S, H]; of all
-      windows of a head, where they are read, 'windows' [diagonals, 8, s + t].
+    grads: of a tile of queries 'q' [t, H] and, by query, 'scale' [1, t]; of all keys of a key head
+      'k' and 'v' [S, H]; of all windows of a head, where they are read, 'windows' [diagonals, 8,
+      s + t]; of what a hook reads, by query, of the head 'head' [F, t] and 'queries' [F, t].
     by_q: the sum of grads['q'] so far.
     tiles: how the tokens are cut.
     groups: heads that share a key head.
@@ -78,20 +80,23 @@ def backward(visits, refs, grads, by_q, *, hook, sides, tiles: Tiles, groups: in
   @pl.when(j == 0)
   def start_queries():
     by_q[...] = jnp.zeros_like(by_q)
+    if 'queries' in grads:
+      grads['queries'][...] = jnp.zeros_like(grads['queries'])
 
-  if 'windows' in grads:
-
-    @pl.when((i == 0) & (j == 0))
-    def start_windows():
-      grads['windows'][...] = jnp.zeros_like(grads['windows'])
+  @pl.when((i == 0) & (j == 0))
+  def start_head():
+    for name in grads.keys() & {'windows', 'head'}:
+      grads[name][...] = jnp.zeros_like(grads[name])
 
   @pl.when(_is_visited(visits))
   def add():
     q, k, v, by_out = (refs[name][...] for name in ('q', 'k', 'v', 'by_out'))
-    weights = jnp.exp(_logits(refs, hook, sides) - refs['lse'][...])
+    weights = jnp.exp(_logits(refs, hook, sides, room) - refs['lse'][...])
     by_logits = weights * (_dot(v, by_out, contract=(1, 1)) - refs['drop'][...])
     if 'windows' in grads:
       grads['windows'][tiles.diagonal(i, j)] += collapse(by_logits)
+    if 'head' in grads:
+      hook.add_gradients(refs, room, by_logits, grads)
     by_logits = by_logits.astype(k.dtype)
     grads['v'][keys] += _dot(weights.astype(v.dtype), by_out, contract=(1, 0))
     grads['k'][keys] += refs['scale'][0, 0] * _dot(by_logits, q, contract=(1, 0))
@@ -100,6 +105,8 @@ def backward(visits, refs, grads, by_q, *, hook, sides, tiles: Tiles, groups: in
   @pl.when(j == pl.num_programs(3) - 1)
   def finish():
     grads['q'][...] = (refs['scale'][0, 0] * by_q[...]).T.astype(grads['q'].dtype)
+    by_scale = by_q[...] * refs['q'][...].astype(jnp.float32).T
+    grads['scale'][...] = by_scale.sum(axis=0, keepdims=True)
 
 
 def _is_visited(visits) -> Array:
@@ -108,13 +115,13 @@ def _is_visited(visits) -> Array:
   return visits[tile] == tile
 
 
-def _logits(refs, hook, sides) -> Array:
+def _logits(refs, hook, sides, room) -> Array:
   """Computes the logits of a tile, [s, t]."""
   logits = refs['scale'][0, 0] * _dot(refs['k'][...], refs['q'][...], contract=(1, 1))
-  if 'window' in refs:
-    logits += expand(refs['window'][...], logits.shape[0])
-  if hook is not None:
-    logits += hook(refs)
+  if 'windows' in refs:
+    logits += expand(refs['windows'][...], logits.shape[0])
+  if 'head' in refs:
+    logits += hook.bias(refs, room)
   for allowed in _allowed(refs, sides):
     logits = jnp.where(allowed, logits, HIDDEN)
   return logits

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention as TPU kernels with the encoding's bias in them, in three forms.
+"""Flash attention as TPU kernels with the encoding's bias in them, forward and backward.
 
-    the bias of the encoding                             forward          backward
-    none                                                 kernel           kernel
-    of the distance, and positions that count by one     kernel, windows  kernel, windows
-    elementwise in positions and parameters              kernel, hook     blockwise
-    else                                                 blockwise        blockwise
+    the bias of the encoding                             in the kernels
+    none                                                 nothing
+    of the distance, and positions that count by one     windows of distances
+    elementwise in the pairs                             the steps of its hook on pairs
+    of the distance alone, else                          (blockwise)
 
 Windows (`_flash_diagonals`) are what the bias is at the T + S - 1 distances, evaluated outside the
-kernel by whatever operations it likes; a hook (`_flash_hook`) is traced into the kernel. Whether
-positions count by one is known when the program runs, so it holds the form below too.
+kernels by whatever operations it likes, as are the steps of a hook (`_flash_hook`) that see no
+pairs. Whether positions count by one is known when the program runs, so it holds a form below too.
 
 Reference: Dao, 2023, https://arxiv.org/abs/2307.08691.
 """
 
 from collections.abc import Callable
 import functools
-from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -24,11 +23,10 @@ import jax.numpy as jnp
 
 from pe_jax.kernels import _blockwise
 from pe_jax.kernels import _flash_calls
-from pe_jax.kernels._flash_blocks import Bias
 from pe_jax.kernels._flash_diagonals import LANES
 from pe_jax.kernels._flash_diagonals import lay_out
 from pe_jax.kernels._flash_diagonals import Tiles
-from pe_jax.kernels._flash_hook import foreign_primitives
+from pe_jax.kernels._flash_hook import Hook
 from pe_jax.kernels._passes import attention
 from pe_jax.kernels._passes import Call
 from pe_jax.kernels._passes import join
@@ -51,7 +49,7 @@ class _Plan(NamedTuple):
 
   tiled: Passes
   by_distance: bool
-  by_hook: bool
+  hook: Hook | None
   interpret: bool
 
   @property
@@ -63,8 +61,8 @@ def flash_tpu(*args, interpret: bool = False, **kwargs):
   """Computes attention with TPU kernels that have the bias in them; see `pe_jax.kernels`.
 
   The bias must be one of the distance between whole positions, as T5's is, or elementwise in the
-  positions and the parameters: a kernel has no gather. `bind(flash_tpu, interpret=True)` runs it on
-  any machine, slowly, for tests.
+  pairs, as FIRE's is: a kernel has no gather. `bind(flash_tpu, interpret=True)` runs it on any
+  machine, slowly, for tests.
 
   Raises:
     ValueError: what it cannot compute, see `refusal`.
@@ -77,7 +75,9 @@ def flash_tpu(*args, interpret: bool = False, **kwargs):
 
 def passes(call: Call, *, interpret: bool = False) -> Passes:
   """Makes both passes for a call that is not refused."""
-  plan = _Plan(_blockwise.passes(call), _counts(call), not _foreign(call), interpret)
+  hook = _hook(call)
+  hook = None if hook is None or hook.foreign else hook
+  plan = _Plan(_blockwise.passes(call), _counts(call), hook, interpret)
   return Passes(plan, _forward, _backward)
 
 
@@ -103,8 +103,8 @@ def refusal(call: Call) -> str | None:
       ),
   }
   reason = next((what for what, given in refused.items() if given), None)
-  if reason is None and not _counts(call) and (names := _foreign(call)):
-    reason = f"{', '.join(names)} in the bias hook of {encoding}"
+  if reason is None and not _counts(call) and (hook := _hook(call)) and hook.foreign:
+    reason = f"{', '.join(hook.foreign)} in the bias hook of {encoding}"
   return reason
 
 
@@ -119,11 +119,11 @@ def _counts(call: Call) -> bool:
   )
 
 
-def _foreign(call: Call) -> list[str]:
+def _hook(call: Call) -> Hook | None:
   queries, keys, shared = call.operands
-  return foreign_primitives(
-      call.encoding, shared['params'], call.q, call.k, queries.coords, keys.coords
-  )
+  if call.encoding.bias is None:
+    return None
+  return Hook.split(call.encoding, shared['params'], queries.coords, keys.coords)
 
 
 # --- The two passes ------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
   """Computes the output and the log-sum-exp, see `Passes`."""
 
   def kernel(bias: Callable, operands, mask):
-    return _flash_calls.forward(operands, mask, bias(operands), interpret=plan.interpret)
+    return _flash_calls.forward(
+        operands, mask, bias(plan, operands), hook=plan.hook, interpret=plan.interpret
+    )
 
-  with_windows = functools.partial(kernel, lambda operands: Bias(windows=_windows(plan, operands)))
-  with_hook = functools.partial(kernel, lambda operands: Bias(encoding=plan.encoding))
-  other = with_hook if plan.by_hook else functools.partial(plan.tiled.forward, plan.tiled.plan)
-  return _choose(plan, operands, with_windows, other)(operands, mask)
+  tiled = functools.partial(plan.tiled.forward, plan.tiled.plan)
+  return _choose(plan, operands, kernel, tiled)(operands, mask)
 
 
 def _backward(plan: _Plan, residuals, cotangents) -> Operands:
@@ -146,60 +146,66 @@ def _backward(plan: _Plan, residuals, cotangents) -> Operands:
   moving, fixed, *_ = residuals
   operands = join(moving, fixed)
   tiled = functools.partial(plan.tiled.backward, plan.tiled.plan)
-  # The kernel has no gradient to a scale, and holds the gradients of all keys of a head.
-  if moving.shared['scale'] is not None or _flash_calls.fast_memory(operands) > _MOST_FAST_MEMORY:
+  # The kernel has no gradients to coordinates, and holds those to all keys of a head.
+  coords = moving.queries.coords, moving.keys.coords
+  moves = plan.encoding.bias is not None and jax.tree.leaves(coords)
+  if moves or _flash_calls.fast_memory(operands) > _MOST_FAST_MEMORY:
     return tiled(residuals, cotangents)
   kernel = functools.partial(_kernel_backward, plan)
   return _choose(plan, operands, kernel, tiled)(residuals, cotangents)
 
 
-def _choose(plan: _Plan, operands: Operands, kernel: Callable, other: Callable) -> Callable:
-  """Returns `kernel` where the bias is none, or one of distances that are those of tokens."""
+def _choose(plan: _Plan, operands: Operands, kernel: Callable, tiled: Callable) -> Callable:
+  """Returns `kernel` with the form of the bias that suits it, or `tiled` where none does."""
   if plan.encoding.bias is None:
-    return kernel
+    return functools.partial(kernel, lambda plan, operands: {})
+  by_pair = functools.partial(kernel, _numbers) if plan.hook else tiled
   if not plan.by_distance:
-    return other
+    return by_pair
   counts_by_one = consecutive(operands.queries.coords) & consecutive(operands.keys.coords)
-  return functools.partial(jax.lax.cond, counts_by_one, kernel, other)
+  by_distance = functools.partial(kernel, _windows)
+  return functools.partial(jax.lax.cond, counts_by_one, by_distance, by_pair)
 
 
-def _kernel_backward(plan: _Plan, residuals, cotangents) -> Operands:
+def _kernel_backward(plan: _Plan, bias: Callable, residuals, cotangents) -> Operands:
   moving, fixed, mask, out, lse = residuals
 
-  def windows(params):
-    return _windows(plan, join(_replace(moving, params), fixed))
+  def of_shared(shared):
+    return bias(plan, join(moving._replace(shared=shared), fixed))
 
-  windows, to_params = jax.vjp(windows, moving.shared['params'])
-  grads = _flash_calls.backward(
-      join(moving, fixed), mask, Bias(windows), out, lse, cotangents, interpret=plan.interpret
+  arrays, to_shared = jax.vjp(of_shared, moving.shared)
+  grads, by_arrays = _flash_calls.backward(
+      join(moving, fixed),
+      mask,
+      arrays,
+      out,
+      lse,
+      cotangents,
+      hook=plan.hook,
+      interpret=plan.interpret,
   )
-  by_windows = jax.tree.map(_sum_shared, grads.pop('windows', None), windows)
-  (by_params,) = to_params(by_windows)
-  zeros = jax.tree.map(jnp.zeros_like, _replace(moving, by_params))
+  (by_shared,) = to_shared(by_arrays)
+  if by_shared['scale'] is not None:
+    by_shared['scale'] += grads['scale'].astype(by_shared['scale'].dtype)
+  zeros = jax.tree.map(jnp.zeros_like, moving)
   queries = zeros.queries._replace(rows=zeros.queries.rows | {'q': grads['q']})
   keys = zeros.keys._replace(rows=zeros.keys.rows | {'k': grads['k'], 'v': grads['v']})
-  return _replace(Operands(queries, keys, zeros.shared), by_params)
+  return Operands(queries, keys, by_shared)
 
 
-def _replace(operands: Operands, params: Any) -> Operands:
-  return operands._replace(shared=operands.shared | {'params': params})
+# --- The forms of a bias -------------------------------------------------------------------------
 
 
-def _windows(plan: _Plan, operands: Operands) -> Array | None:
-  """Lays out the bias of the distances, [B or 1, N or 1, diagonals, 8, s + t], if there is one."""
-  if plan.encoding.bias is None:
-    return None
+def _numbers(plan: _Plan, operands: Operands) -> dict[str, Array]:
+  return plan.hook.outside(plan.encoding, operands)
+
+
+def _windows(plan: _Plan, operands: Operands) -> dict[str, Array]:
+  """Lays out the bias of the distances, [B or 1, N or 1, diagonals, 8, s + t]."""
   *batch, queries, _, _ = operands.queries.rows['q'].shape
   by_step = bias_by_step(plan.encoding, operands)
   by_step = expand(by_step, len(batch) + 2)
-  shared = all(size == 1 for size in by_step.shape[:-2])
-  if not shared:
+  if any(size > 1 for size in by_step.shape[:-2]):
     by_step = jnp.broadcast_to(by_step, (*batch, *by_step.shape[-2:]))
   by_step = by_step.reshape(-1, *by_step.shape[-2:])
-  return lay_out(by_step, Tiles(queries, operands.keys.rows['k'].shape[-3]))
-
-
-def _sum_shared(x: Array, windows: Array) -> Array:
-  """Sums over the rows and heads that share their windows."""
-  axes = [axis for axis in (0, 1) if windows.shape[axis] == 1]
-  return x.sum(axis=axes, keepdims=True)
+  return {'windows': lay_out(by_step, Tiles(queries, operands.keys.rows['k'].shape[-3]))}
