@@ -15,10 +15,11 @@ from pe_jax.kernels._passes import attention
 from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 
-# Blockwise over dense in turns on 2 idle cores, fastest of 5 or 15, batches of 8 and 32, 4 heads of
-# 32 and 8 of 64. From here on alibi, rope, t5, fire take 0.22 to 0.99, but alibi with
-# gradients at 256 x 256, batch 8, 4 heads: 1.19. Below, alibi and rope: 1.14 to 1.56.
-FEWEST_LOGITS = 256 * 256
+# Medians of blockwise over dense, 2 idle cores: at 128 x 128 0.87 to 0.95 and with gradients 0.92 to
+# 1.30; at 192 x 192 0.67 to 0.70 and 0.69 to 1.04; at 256 x 256 0.61 to 0.68 and 0.59 to 1.01.
+#   python -m experiments.benchmark --parts=attention --encodings='alibi(); rope(); t5()' --nopeers \
+#     --batch=8 --heads=4 --head_dim=32 --lengths=128,192,256 --kernels=dense,blockwise --rounds=9
+FEWEST_LOGITS = 192 * 192
 
 # By platform, fused kernels with what each refuses; the first that does not is taken.
 FUSED = {'tpu': (_splash, _flash_tpu), 'cuda': (_jax_nn,)}
@@ -29,7 +30,7 @@ def automatic(q, k, v, q_coords, k_coords, **options):
 
     the call                                        TPU         NVIDIA GPU   elsewhere
     has `logits`, which sees whole rows             dense       dense        dense
-    T S below 256 x 256                             dense       dense        dense
+    T S below 192 x 192                             dense       dense        dense
     no bias, a mask of order and segments           splash      (below)      blockwise
     no bias, a mask of order, half precision        splash      cudnn        blockwise
     a bias that a TPU's kernel can hold             flash_tpu   blockwise    blockwise
