@@ -15,10 +15,10 @@ from pe_jax.kernels._passes import attention
 from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 
-# Medians of blockwise over dense, 2 idle cores: at 128 x 128 0.87 to 0.95 and with gradients 0.92 to
-# 1.30; at 192 x 192 0.67 to 0.70 and 0.69 to 1.04; at 256 x 256 0.61 to 0.68 and 0.59 to 1.01.
-#   python -m experiments.benchmark --parts=attention --encodings='alibi(); rope(); t5()' --nopeers \
-#     --batch=8 --heads=4 --head_dim=32 --lengths=128,192,256 --kernels=dense,blockwise --rounds=9
+# Medians of blockwise over dense, 2 idle cores: at 128 x 128 0.87 to 0.95, with gradients 0.92 to
+# 1.30; at 192 x 192 0.67 to 0.70, 0.69 to 1.04; at 256 x 256 0.61 to 0.68, 0.59 to 1.01.
+#   python -m experiments.benchmark --encodings='alibi(); rope(); t5()' --lengths=128,192,256 \
+#     --batch=8 --heads=4 --head_dim=32 --kernels=dense,blockwise --parts=attention --rounds=9
 FEWEST_LOGITS = 192 * 192
 
 # By platform, fused kernels with what each refuses; the first that does not is taken.
