@@ -9,8 +9,8 @@
 Causal attention, forward and with all gradients, by every kernel, beside the same without an
 encoding, jax.nn with the bias and, with the extra `peers`, other libraries; and rotations beside a
 copy. All sides of a comparison run in turns in one process. With --platform the TPU's compiler says
-what it makes of the same, and of a layer, and no TPU is needed. Started again with the same
---workdir, it goes on where it stopped.
+what it makes of attention, and of a layer: no TPU is needed, and --rounds and --peers say nothing.
+Started again with the same --workdir, it goes on where it stopped.
 """
 
 from collections.abc import Sequence
@@ -81,6 +81,8 @@ def main(argv: Sequence[str]) -> None:
 def _asked() -> run.Asked:
   """Reads the flags; those that were not given are those of the platform."""
   defaults = _HERE if _PLATFORM.value is None else _ON_A_TPU
+  if _PLATFORM.value is not None and 'attention' not in _PARTS.value:
+    raise errors.UserError('--platform compiles attention only: leave --parts out')
 
   def get(flag: flags.FlagHolder):
     return defaults[flag.name] if flag.value is None else flag.value

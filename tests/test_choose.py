@@ -68,6 +68,7 @@ ON_A_TPU = {
         {},
         'pe_jax_flash',
     ),
+    'a bias by the pair': (pe_jax.fire(), {}, 'pe_jax_flash'),
     'few logits': (pe_jax.alibi(), {'tokens': 128}, None),
     'softcap': (pe_jax.alibi(), {'softcap': 5.0}, None),
     'a bias of content': (pe_jax.shaw(), {}, None),

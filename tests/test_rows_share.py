@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bias or a mask that the rows of a batch share is never built for each of them."""
+"""A bias that the rows of a batch share is never built for each of them."""
 
 import jax
 import jax.numpy as jnp

@@ -44,7 +44,7 @@ class Shape:
 
 def kernel_names() -> list[str]:
   """The kernels of pe_jax, and the choice that `attend` makes."""
-  return [DEFAULT, *(name for name in kernels.__all__ if name != 'choose')]
+  return [DEFAULT, *(name for name in kernels.__all__ if name != 'automatic')]
 
 
 def read_kernels(names: Sequence[str]) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def cotangent(shape: Shape) -> jax.Array:
 
 
 def attend(encoding: pe_jax.Encoding, name: str, q, k, v, params, hidden) -> jax.Array:
-  """Attends to the tokens of one row, with `place` where the encoding has it."""
+  """Attends to the tokens of every row, with `place` where the encoding has it."""
   coords = jnp.arange(q.shape[1])
   if encoding.place is not None:
     dims = pe_jax.Dims(model=hidden.shape[-1], heads=q.shape[2], head_dim=q.shape[3])
@@ -135,9 +135,12 @@ def program(
   """Returns a function and what makes its arguments, for a phase of the benchmark."""
   if phase == LAYER:
     fn = functools.partial(layer, encoding, name)
-    start = lambda hidden: hidden  # of the shape of the output
-    make = lambda: layer_inputs(encoding, shape)
-    return functools.partial(with_gradients, fn), lambda: (start(make()[1]), *make())
+
+    def arguments():
+      weights, hidden, params = layer_inputs(encoding, shape)
+      return hidden, weights, hidden, params  # the cotangent has the shape of hidden
+
+    return functools.partial(with_gradients, fn), arguments
   fn = functools.partial(attend, encoding, name)
   if phase == FORWARD:
     return fn, lambda: inputs(encoding, shape)

@@ -15,7 +15,9 @@ _HEAD = re.compile(r'^(ENTRY )?%([\w.\-]+) \(.*\{$')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = re.compile(r'%([\w.\-]+) = .*custom_call_target="tpu_custom_call"')
 _WHILE = re.compile(r' while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)')
-_CALLED = re.compile(r'(?:to|calls|computation|branch_computations)=\{?((?:%[\w.\-]+(?:, )?)+)')
+_CALLED = re.compile(
+    r'(?:to_apply|calls|computation|branch_computations)=\{?((?:%[\w.\-]+(?:, )?)+)'
+)
 _CONSTANT = re.compile(r'%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)')
 _LESS = re.compile(r'ROOT .* compare\(.*%([\w.\-]+)\), direction=LT')
 
@@ -53,6 +55,8 @@ def read(text: str) -> Found:
   Found(cycles=31, kernels={'k.1': 3}, open_loops=0)
   """
   entry, bodies = _split(text)
+  if not entry:
+    raise ValueError('the text has no ENTRY computation: it is no HLO program.')
   cycles, kernels, open_loops = 0, {}, 0
   for line, times in _walk(entry, 1, bodies):
     cycles += times * sum(map(int, _CYCLES.findall(line)))
@@ -78,7 +82,7 @@ def _split(text: str) -> tuple[str, dict[str, list[str]]]:
 
 def _walk(name: str, times: int, bodies: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
   """Yields the lines that run, and how often each does."""
-  for line in bodies.get(name, ()):
+  for line in bodies[name]:
     yield line, times
     if loop := _WHILE.search(line):
       yield from _walk(loop.group(2), times * (_turns(bodies[loop.group(1)]) or 1), bodies)

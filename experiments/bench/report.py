@@ -26,12 +26,16 @@ _READING = (
     ' side `xla`; `none()` is the same kernel without an encoding. Temporary bytes are those of the'
     ' compiled program, arguments and outputs left out.'
 )
+_COMPILED = (
+    "Nothing ran: cycles and bytes are what the TPU's compiler says of each program. A ratio is of"
+    ' cycles. Of a conditional, the branch for positions that count by one is taken.'
+)
 _FASTER = (
     'The choice of `attend` (kernel=None) over each other side of the same comparison, fastest runs'
     ' / medians: below 1, it is faster, or needs less temporary memory.'
 )
 SUMMARY = "attend's own choice"
-_CAPTION = 'Fastest run, and temporary bytes of the compiled program, by length.'
+_CAPTION = 'Fastest run or estimated cycles, and temporary bytes, by length.'
 
 
 def title(comparison: Comparison) -> str:
@@ -184,6 +188,7 @@ def write(
 ) -> None:
   """Writes all files of the report, and says where."""
   content = summary(comparisons)
+  reading = _COMPILED if 'platform' in about else _READING
   shown = [content] if content else [table(found) for found in comparisons]
   drawn = figure.draw(comparisons)
   files.write_json(directory / 'results.json', {**about, 'comparisons': list(comparisons)})
@@ -195,7 +200,7 @@ def write(
       page.figure(drawn['svg'], alt='Cost by length', caption=_CAPTION) if drawn else '',
       page.section(SUMMARY, page.table(content), page.paragraph(_FASTER)) if content else '',
       *(page.section(title(found), page.table(table(found))) for found in comparisons),
-      page.section('How to read it', page.paragraph(_READING)),
+      page.section('How to read it', page.paragraph(reading)),
       page.details('how it was run', about),
   ]
   files.write(directory / 'report.html', page.page('What position costs', *body))

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 import jax
@@ -31,10 +32,10 @@ from experiments.bench import turns
 
 CHIPS = {'tpu:v5e': 'v5e:2x2', 'tpu:v6e': 'v6e:2x2'}
 PHASES = (attention.FORWARD, attention.BACKWARD, attention.LAYER)
-_SOURCE = sources.digest(attention, bundles, hlo)
+_SOURCE = sources.digest(attention, bundles, hlo, sys.modules[__name__])
 _OPEN = 'a loop turns a number of times that only the run tells: cycles cannot be summed'
 # What libtpu asks a cloud machine for; it only compiles here.
-_NO_CLOUD = {
+NO_CLOUD = {
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
     'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
     'TPU_SKIP_MDS_QUERY': '1',
@@ -60,7 +61,7 @@ class Chip:
       raise errors.UserError(
           f"--platform={platform} needs the TPU's compiler, libtpu: pip install -e '.[tpu]'"
       )
-    os.environ.update(_NO_CLOUD)
+    os.environ.update(NO_CLOUD)
     options = [os.environ.get('LIBTPU_INIT_ARGS', ''), bundles.DUMP_FLAGS.format(dump)]
     os.environ['LIBTPU_INIT_ARGS'] = ' '.join(options).strip()
     jax.config.update('jax_platforms', 'cpu')  # where constants are made

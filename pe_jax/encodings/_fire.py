@@ -4,9 +4,9 @@
   bias_nij = f_n(psi(|i - j|) / psi(max(L, i))),   psi(x) = log(1 + c x),
   f_n(x) = v_n1 relu(w_1 x + b_1) + ... + v_nF relu(w_F x + b_F).
 
-As long as i is at least the threshold L, a causal query sees distances from 0 to 1, however long
-the text. All of it is trained: w, b and v as they are, and c and L as log c and log L, so that no
-step makes them negative. The network of the authors' code also adds a number to every bias of a
+A causal query sees distances from 0 to 1, however long the text; before the threshold L, only the
+smaller ones. All of it is trained: w, b and v as they are, and c and L as log c and log L, so that
+no step makes them negative. The network of the authors' code also adds a number to every bias of a
 head; a softmax does not notice, and it is left out.
 
 Reference: Li et al., 2023, https://arxiv.org/abs/2310.04418.

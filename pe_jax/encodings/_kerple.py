@@ -2,10 +2,11 @@
 """KERPLE: penalties on the logits that grow with distance, as trained kernels say.
 
   log    bias_nij = -r1_n log(1 + r2_n |j - i|),   r1, r2 > 0,
-  power  bias_nij = -r1_n |j - i| ** r2_n,         r1 > 0, 0 < r2 < 2.
+  power  bias_nij = -r1_n |j - i| ** r2_n,         r1 > 0, 0 < r2 <= 2.
 
 The kernels are conditionally positive definite in these ranges only. What is trained are log r1,
-log r2 and, for the exponent of the power, log (r2 / (2 - r2)), so that no step leads out of them.
+log r2 and, for the exponent of the power, which stays below 2, log (r2 / (2 - r2)), so that no step
+leads out of them.
 
 Reference: Chi et al., 2022, https://arxiv.org/abs/2205.09921.
 """

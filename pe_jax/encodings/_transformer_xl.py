@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from pe_jax._bind import bind
 from pe_jax._bind import check_positive
+from pe_jax._bind import check_sizes
 from pe_jax._bind import factory
 from pe_jax.base import Encoding
 from pe_jax.encodings._sinusoidal import sinusoidal_frequencies
@@ -125,7 +126,7 @@ def transformer_xl(*, width: int | None = None, base: float = 1e4) -> Encoding:
   """
   check_positive(base=base)
   if width is not None:
-    check_positive(width=width)
+    check_sizes(width=width)
   return Encoding(
       name='transformer_xl',
       init=bind(_init, width=width),

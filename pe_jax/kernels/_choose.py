@@ -31,17 +31,21 @@ def automatic(q, k, v, q_coords, k_coords, **options):
     the call                                        TPU         NVIDIA GPU   elsewhere
     has `logits`, which sees whole rows             dense       dense        dense
     T S below 192 x 192                             dense       dense        dense
-    no bias, a mask of order and segments           splash      (below)      blockwise
-    no bias, a mask of order, half precision        splash      cudnn        blockwise
+    128 does not divide T and S                     blockwise   as below     blockwise
+    no bias, causal, windows, half precision        splash      cudnn        blockwise
+    no bias, causal, windows, segments              splash      blockwise    blockwise
     a bias that a TPU's kernel can hold             flash_tpu   blockwise    blockwise
     all else: `value`, biases of content, softcap   blockwise   blockwise    blockwise
 
-  On a TPU, a program that XLA splits among devices by itself takes blockwise for splash and
-  flash_tpu, which it cannot split: within `jax.shard_map` they run.
-
   The platform is that which the program is compiled for, not that of the machine which compiles.
-  What a fused kernel refuses exactly is told by `refusal` in its file. See `pe_jax.kernels` for the
-  arguments. The log-sum-exp has no gradient, as splash and cuDNN give none.
+  What a fused kernel refuses exactly is told by `refusal` in its file.
+
+  XLA cannot split a TPU's kernels among devices: a program that it splits by itself takes blockwise
+  for them. Within `jax.shard_map` flash_tpu runs, and takes the calls of splash, which wants
+  check_vma=False.
+
+  See `pe_jax.kernels` for the arguments. The log-sum-exp has no gradient, as splash and cuDNN give
+  none.
   """
   arguments = (q, k, v, q_coords, k_coords)
   if options['encoding'].logits is not None or q.shape[-3] * k.shape[-3] < FEWEST_LOGITS:

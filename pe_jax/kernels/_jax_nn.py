@@ -2,6 +2,7 @@
 """jax.nn.dot_product_attention in both its forms: plain XLA, and cuDNN's fused kernel."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -56,10 +57,10 @@ def refusal(call: Call) -> str | None:
   encoding, (queries, keys) = call.encoding, (call.q.shape[-3], call.k.shape[-3])
   refused = {
       **_beyond(call),
-      f'the bias hook of {encoding}': encoding.bias,
-      'a mask of more than the order of tokens': _order(call.mask, queries, keys) is None or None,
+      f'the bias hook of {encoding}': encoding.bias is not None,
+      'a mask of more than the order of tokens': _order(call.mask, queries, keys) is None,
   }
-  reason = next((what for what, given in refused.items() if given is not None), None)
+  reason = next((what for what, given in refused.items() if given), None)
   if reason is not None:
     return reason
   try:  # whether there is a cuDNN, and whether it takes these shapes, JAX says as it traces
@@ -69,18 +70,18 @@ def refusal(call: Call) -> str | None:
   return None
 
 
-def _beyond(call: Call) -> dict[str, Any]:
-  """What no form of jax.nn has, by what it is called, None where it is not asked for."""
+def _beyond(call: Call) -> dict[str, bool]:
+  """Returns what no form of jax.nn has, and whether the call asks for it."""
   return {
-      'softcap': call.operands.shared['softcap'],
-      f'the logits hook of {call.encoding}': call.encoding.logits,
-      f'the value hook of {call.encoding}': call.encoding.value,
+      'softcap': call.operands.shared['softcap'] is not None,
+      f'the logits hook of {call.encoding}': call.encoding.logits is not None,
+      f'the value hook of {call.encoding}': call.encoding.value is not None,
   }
 
 
 def _check(call: Call, implementation: str):
   for what, given in _beyond(call).items():
-    if given is not None:
+    if given:
       raise ValueError(
           f'jax.nn ({implementation}) cannot compute {what}: use pe_jax.kernels.dense.'
       )
@@ -151,7 +152,4 @@ def _flatten(x: Array | None, batch: tuple[int, ...]) -> Array | None:
     return None
   shared = all(size == 1 for size in x.shape[:-3])
   lead = (1,) * len(batch) if shared else batch
-  size = 1
-  for axis in lead:
-    size *= axis
-  return jnp.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(size, *x.shape[-3:])
+  return jnp.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(math.prod(lead), *x.shape[-3:])

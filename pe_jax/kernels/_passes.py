@@ -126,7 +126,7 @@ def _once(x: Array) -> Array:
 
 @_once.defjvp
 def _refuse(primals, tangents):
-  raise ValueError('blockwise has no second derivatives: use pe_jax.kernels.dense.')
+  raise ValueError('only pe_jax.kernels.dense has second derivatives: pass it as kernel.')
 
 
 def _attention_forward(by_platform, moving, fixed, mask):

@@ -172,9 +172,3 @@ def _token_major(x: Array, operands: Operands) -> Array:
   """Undoes `_head_major`, in float32."""
   batch = operands.queries.rows['q'].shape[:-3]
   return jnp.swapaxes(x.reshape(*batch, *x.shape[1:]), -2, -3).astype(jnp.float32)
-
-
-def _precision(dtype):
-  """The matmul precision for arrays of this dtype: a TPU's kernel refuses more than they have."""
-  given = jax.config.jax_default_matmul_precision
-  return jax.default_matmul_precision(given if dtype == jnp.float32 else 'default')

@@ -110,6 +110,17 @@ def test_of_a_conditional_the_last_branch_counts():
   assert found == hlo.Found(1000 + 5, {'flash.1': 1, 'flash.2': 1}, 0)
 
 
+def test_what_a_call_runs_counts():
+  text = LOOPS.replace('while(%q), condition=%outer_until, body=%outer_body', 'call(%q), CALLED')
+  found = hlo.read(text.replace('CALLED', 'to_apply=%inner_body'))
+  assert found == hlo.Found(1000 + 5, {'flash.1': 1, 'flash.2': 1}, 0)
+
+
+def test_a_text_that_is_no_program_is_told():
+  with pytest.raises(ValueError, match='no ENTRY'):
+    hlo.read('junk')
+
+
 def test_a_layer_has_the_gradients_of_its_weights_and_of_the_encoding():
   shape = attention.Shape(2, 4, 2, 4, 'float32')
   encoding = pe_jax.t5()
