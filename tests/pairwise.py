@@ -55,6 +55,7 @@ PAIRWISE = (
     pe_jax.shaw(max_distance=3),
     pe_jax.fox(),
     pe_jax.kerple_log(),
+    pe_jax.kerple_power(),
     table(reach=128),
     pe_jax.sandwich(),
     pe_jax.fire(),

@@ -2,6 +2,7 @@
 """Attention by tiles is attention: blockwise against dense, values and every gradient."""
 
 import functools
+import inspect
 
 import hypothesis
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ import pe_jax
 from pe_jax import kernels
 from pe_jax import Mask
 from tests import pairwise
+from tests.factories import factories
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 DIMS = pe_jax.Dims(model=HEADS * WIDTH, heads=HEADS, kv_heads=KV_HEADS)
@@ -95,7 +97,7 @@ def problems(draw):
 @each_encoding
 @hypothesis.given(problem=problems(), softcap=st.sampled_from([None, 3.0]), half=st.booleans())
 @hypothesis.settings(
-    max_examples=2,  # of 14 encodings; the suite has 8 minutes
+    max_examples=3,  # for each encoding, as each compiles two programs
     deadline=None,
     derandomize=True,
     database=None,
@@ -114,6 +116,19 @@ def test_blockwise_is_dense(encoding, problem, softcap, half):
   args = (q, k, v, coords, params, mask, softcap)
   want = run(*args, encoding=encoding, kernel=kernels.dense)
   agree(run(*args, encoding=encoding, kernel=tiled(*tile)), want, tolerance)
+
+
+def test_every_bias_is_swept():
+  swept = {repr(encoding).split('(')[0] for encoding in pairwise.PAIRWISE}
+  free = {name: make for name, make in factories().items() if not needs(make)}
+  biased = {name for name, make in free.items() if make().bias is not None and not make().parts}
+  assert len(biased) > 8
+  assert biased - {'alibi'} <= swept  # its slopes are those of alibi_learned
+
+
+def needs(make):
+  options = inspect.signature(make).parameters.values()
+  return [option for option in options if option.default is option.empty]
 
 
 @each_encoding
