@@ -55,7 +55,9 @@ def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook,
     lse[...] = jnp.where(sees, largest[...] + jnp.log(divisor), HIDDEN)
 
 
-def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles, groups: int):
+def backward(
+    visits, refs, grads, by_q, by_k, by_v, room=None, *, hook, sides, tiles: Tiles, groups: int
+):
   """Adds what a tile gives to the gradients of q, k, v and of the window of its diagonal.
 
   Args:
@@ -64,7 +66,7 @@ def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles,
     grads: of a tile of queries 'q' [t, H] and, by query, 'scale' [1, t]; of all keys of a key head
       'k' and 'v' [S, H]; of all windows of a head, where they are read, 'windows' [diagonals, 8,
       s + t]; of what a hook reads, by query, of the head 'head' [F, t] and 'queries' [F, t].
-    by_q: the sum of grads['q'] so far.
+    by_q, by_k, by_v: the sums so far, float32, of a tile of queries [H, t] and all keys [S, H].
     tiles: how the tokens are cut.
     groups: heads that share a key head.
   """
@@ -74,8 +76,8 @@ def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles,
 
   @pl.when((jax.lax.rem(n, groups) == 0) & (i == 0))
   def start_keys():
-    for name in ('k', 'v'):
-      grads[name][keys] = jnp.zeros_like(refs[name], jnp.float32)
+    for total in (by_k, by_v):
+      total[keys] = jnp.zeros((size, total.shape[1]))
 
   @pl.when(j == 0)
   def start_queries():
@@ -98,15 +100,20 @@ def backward(visits, refs, grads, by_q, room=None, *, hook, sides, tiles: Tiles,
     if 'head' in grads:
       hook.add_gradients(refs, room, by_logits, grads)
     by_logits = by_logits.astype(k.dtype)
-    grads['v'][keys] += _dot(weights.astype(v.dtype), by_out, contract=(1, 0))
-    grads['k'][keys] += refs['scale'][0, 0] * _dot(by_logits, q, contract=(1, 0))
+    by_v[keys] += _dot(weights.astype(v.dtype), by_out, contract=(1, 0))
+    by_k[keys] += _dot(by_logits, q, contract=(1, 0))
     by_q[...] += _dot(k, by_logits, contract=(0, 0))
 
   @pl.when(j == pl.num_programs(3) - 1)
-  def finish():
+  def finish_queries():
     grads['q'][...] = (refs['scale'][0, 0] * by_q[...]).T.astype(grads['q'].dtype)
     by_scale = by_q[...] * refs['q'][...].astype(jnp.float32).T
     grads['scale'][...] = by_scale.sum(axis=0, keepdims=True)
+
+  @pl.when((jax.lax.rem(n, groups) == groups - 1) & (i == pl.num_programs(2) - 1))
+  def finish_keys():
+    grads['k'][keys] = (refs['scale'][0, 0] * by_k[keys]).astype(grads['k'].dtype)
+    grads['v'][keys] = by_v[keys].astype(grads['v'].dtype)
 
 
 def _is_visited(visits) -> Array:
