@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pe_jax.kernels._flash_diagonals import SUBLANES
 from pe_jax.kernels._flash_diagonals import Tiles
 from pe_jax.kernels._tile import Operands
 from pe_jax.masks import Mask
@@ -95,9 +94,9 @@ class Blocks(NamedTuple):
     return self._read(x, (self.tiles.shape[side], 1), at)
 
   def windows(self, x: Array) -> Block:
-    """Cuts [B or 1, N or 1, diagonals, 8, s + t] into the window of a tile."""
+    """Takes of [B or 1, N or 1, blocks, min(s, t)] the windows of all tiles of a head."""
     rows, heads = x.shape[:2]
-    at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), self.tiles.diagonal(i, j), 0, 0)
+    at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), 0, 0)
     return self._read(x, x.shape[-2:], at)
 
   def numbers(self, x: dict[str, Array]) -> dict[str, Block]:
@@ -159,10 +158,9 @@ class Blocks(NamedTuple):
     }
 
   def out_windows(self) -> Block:
-    """Makes [B, N, diagonals, 8, s + t] to be written a head at a time."""
-    shape = self.tiles.diagonals, SUBLANES, sum(self.tiles.shape)
-    at = lambda b, n, i, j, _: (b, n, 0, 0, 0)
-    return self._write((*self.grid[:2], *shape), jnp.float32, shape, at)
+    """Makes [B, N, blocks, min(s, t)] to be written a head at a time."""
+    whole, at = (*self.grid[:2], *self.tiles.blocks), lambda b, n, i, j, _: (b, n, 0, 0)
+    return self._write(whole, jnp.float32, self.tiles.blocks, at)
 
   def _write(self, whole: tuple[int, ...], dtype: Any, shape: tuple[int, ...], at) -> Block:
     written = jax.ShapeDtypeStruct(whole, dtype, manual_axis_type=self.mesh_axes)

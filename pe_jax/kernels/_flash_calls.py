@@ -39,15 +39,15 @@ def forward(
 
   Args:
     operands, mask: of the call, but with heads before tokens: q is [..., N, T, H].
-    bias: {} for none; {'windows'} as `lay_out` gives them, [B or 1, N or 1, diagonals, 8, s + t];
-      or the numbers of `Hook.outside`, for `hook`.
+    bias: {} for none; {'windows'} as `lay_out` gives them, [B or 1, N or 1, blocks, min(s, t)]; or
+      the numbers of `Hook.outside`, for `hook`.
     hook: the bias hook of the encoding, if a kernel can take it.
     interpret: whether to run on any machine, slowly.
   """
   blocks, width = Blocks.of(operands), operands.queries.rows['q'].shape[-1]
   tile = blocks.tiles.shape[0]
   out, lse = _run(
-      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides()),
+      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides(), tiles=blocks.tiles),
       blocks.visits(mask),
       of_tile(blocks, operands, mask, bias),
       [blocks.out_queries(width, jnp.float32), blocks.out_per_query()],

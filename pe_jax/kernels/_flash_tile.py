@@ -9,16 +9,15 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pe_jax.kernels import _flash_diagonals as diagonals
 from pe_jax.kernels._blockwise import HIDDEN
 from pe_jax.kernels._blockwise import LEAST
-from pe_jax.kernels._flash_diagonals import collapse
-from pe_jax.kernels._flash_diagonals import expand
 from pe_jax.kernels._flash_diagonals import Tiles
 
 Array = jax.Array
 
 
-def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook, sides):
+def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook, sides, tiles):
   """Adds a tile of keys to the running sums of a tile of queries: the online softmax.
 
   Args:
@@ -29,7 +28,10 @@ def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook,
     room: [s, t], where the hook computes a bias.
     hook: see `_flash_hook`.
     sides: how many tokens before and after itself a query sees, None for all of them.
+    tiles: how the tokens are cut.
   """
+
+  window = tiles.window(pl.program_id(2), pl.program_id(3))
 
   @pl.when(pl.program_id(3) == 0)
   def start():
@@ -39,7 +41,7 @@ def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook,
 
   @pl.when(_is_visited(visits))
   def add():
-    logits = _logits(refs, hook, sides, room)
+    logits = _logits(refs, hook, sides, window, room)
     before, v = largest[...], refs['v'][...]
     larger = jnp.maximum(before, logits.max(axis=0, keepdims=True))
     weights, fade = jnp.exp(logits - larger), jnp.exp(before - larger)
@@ -61,17 +63,16 @@ def backward(
   """Adds what a tile gives to the gradients of q, k, v and of the window of its diagonal.
 
   Args:
-    visits, refs, room, hook, sides: as for `forward`; refs has the cotangent of the output too, the
-      log-sum-exp, and what every cotangent of a weight is lowered by.
+    visits, refs, room, hook, sides, tiles: as for `forward`; refs has the cotangent of the output
+      too, the log-sum-exp, and what every cotangent of a weight is lowered by.
     grads: of a tile of queries 'q' [t, H] and, by query, 'scale' [1, t]; of all keys of a key head
-      'k' and 'v' [S, H]; of all windows of a head, where they are read, 'windows' [diagonals, 8,
-      s + t]; of what a hook reads, by query, of the head 'head' [F, t] and 'queries' [F, t].
+      'k' and 'v' [S, H]; of all windows of a head, where they are read, 'windows' [blocks,
+      min(s, t)]; of what a hook reads, by query, of the head 'head' [F, t] and 'queries' [F, t].
     by_q, by_k, by_v: the sums so far, float32, of a tile of queries [H, t] and all keys [S, H].
-    tiles: how the tokens are cut.
     groups: heads that share a key head.
   """
   n, i, j = (pl.program_id(axis) for axis in (1, 2, 3))
-  size = refs['k'].shape[0]
+  window, size = tiles.window(i, j), refs['k'].shape[0]
   keys = pl.ds(pl.multiple_of(j * size, size), size)
 
   @pl.when((jax.lax.rem(n, groups) == 0) & (i == 0))
@@ -93,10 +94,10 @@ def backward(
   @pl.when(_is_visited(visits))
   def add():
     q, k, v, by_out = (refs[name][...] for name in ('q', 'k', 'v', 'by_out'))
-    weights = jnp.exp(_logits(refs, hook, sides, room) - refs['lse'][...])
+    weights = jnp.exp(_logits(refs, hook, sides, window, room) - refs['lse'][...])
     by_logits = weights * (_dot(v, by_out, contract=(1, 1)) - refs['drop'][...])
     if 'windows' in grads:
-      grads['windows'][tiles.diagonal(i, j)] += collapse(by_logits)
+      diagonals.add(grads['windows'], window, diagonals.collapse(by_logits))
     if 'head' in grads:
       hook.add_gradients(refs, room, by_logits, grads)
     by_logits = by_logits.astype(k.dtype)
@@ -122,11 +123,11 @@ def _is_visited(visits) -> Array:
   return visits[tile] == tile
 
 
-def _logits(refs, hook, sides, room) -> Array:
+def _logits(refs, hook, sides, window, room) -> Array:
   """Computes the logits of a tile, [s, t]."""
   logits = refs['scale'][0, 0] * _dot(refs['k'][...], refs['q'][...], contract=(1, 1))
   if 'windows' in refs:
-    logits += expand(refs['windows'][...], logits.shape[0])
+    logits += diagonals.expand(diagonals.read(refs['windows'], window), logits.shape[0])
   if 'head' in refs:
     logits += hook.bias(refs, room)
   for allowed in _allowed(refs, sides):

@@ -224,7 +224,7 @@ def _numbers(plan: _Plan, operands: Operands) -> dict[str, Array]:
 
 
 def _windows(plan: _Plan, operands: Operands) -> dict[str, Array]:
-  """Lays out the bias of the distances, [B or 1, N or 1, diagonals, 8, s + t]."""
+  """Lays out the bias of the distances, [B or 1, N or 1, blocks, min(s, t)]."""
   *batch, queries, _, _ = operands.queries.rows['q'].shape
   by_step = bias_by_step(plan.encoding, operands)
   by_step = expand(by_step, len(batch) + 2)
