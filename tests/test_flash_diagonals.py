@@ -16,7 +16,7 @@ def tiles_of(sizes):
   (rows, columns), (t, s) = tiles.counts, tiles.shape
   for i in range(rows):
     for j in range(columns):
-      yield tiles.diagonal(i, j), slice(i * t, i * t + t), slice(j * s, j * s + s)
+      yield tiles.window(i, j), slice(i * t, i * t + t), slice(j * s, j * s + s)
 
 
 @pytest.mark.parametrize('sizes', SIZES, ids=str)
@@ -24,11 +24,10 @@ def test_the_windows_hold_what_belongs_to_every_pair(sizes):
   tiles, (queries, keys) = diagonals.Tiles(*sizes), sizes
   of_distance = np.random.default_rng(0).normal(size=queries + keys - 1).astype(np.float32)
   of_pair = of_distance[np.arange(keys)[:, None] - np.arange(queries) + queries - 1]
-  windows = diagonals.lay_out(jnp.asarray(of_distance), tiles)
-  assert windows.shape == (tiles.diagonals, 8, sum(tiles.shape))
+  blocks = diagonals.lay_out(jnp.asarray(of_distance), tiles)
   expand = jax.jit(diagonals.expand, static_argnums=1)
-  for diagonal, across, down in tiles_of(sizes):
-    tile = expand(windows[diagonal], tiles.shape[1])
+  for window, across, down in tiles_of(sizes):
+    tile = expand(blocks[jnp.asarray(window)].reshape(1, -1), tiles.shape[1])
     np.testing.assert_array_equal(tile, of_pair[down, across])
 
 
@@ -37,10 +36,10 @@ def test_cotangents_of_pairs_reach_their_distance(sizes):
   tiles, (queries, keys) = diagonals.Tiles(*sizes), sizes
   of_pair = np.random.default_rng(0).normal(size=(keys, queries)).astype(np.float32)
   want = [np.trace(of_pair.T, offset=d, dtype=np.float64) for d in range(1 - queries, keys)]
-  by_windows = np.zeros((tiles.diagonals, 8, sum(tiles.shape)), np.float32)
+  by_blocks = np.zeros(tiles.blocks, np.float32)
   collapse = jax.jit(diagonals.collapse)
-  for diagonal, across, down in tiles_of(sizes):
-    by_windows[diagonal] += collapse(jnp.asarray(of_pair[down, across]))
+  for window, across, down in tiles_of(sizes):
+    by_blocks[window] += collapse(jnp.asarray(of_pair[down, across])).reshape(len(window), -1)
   zeros = jnp.zeros(queries + keys - 1)
   _, to_distance = jax.vjp(lambda x: diagonals.lay_out(x, tiles), zeros)
-  np.testing.assert_allclose(to_distance(jnp.asarray(by_windows))[0], want, atol=1e-4)
+  np.testing.assert_allclose(to_distance(jnp.asarray(by_blocks))[0], want, atol=1e-4)

@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pe_jax.kernels._flash_diagonals import SUBLANES
 from pe_jax.kernels._flash_diagonals import Tiles
 from pe_jax.kernels._tile import Operands
 from pe_jax.masks import Mask
@@ -36,7 +35,7 @@ class Block(NamedTuple):
 
 
 class Blocks(NamedTuple):
-  """Lays arrays out for the grid, which merges the `batch` axes of q into one."""
+  """Lays arrays out for the grid, which merges the `batch` axes of q, [..., N, T, H], into one."""
 
   tiles: Tiles
   batch: tuple[int, ...]
@@ -48,8 +47,8 @@ class Blocks(NamedTuple):
   def of(cls, operands: Operands) -> 'Blocks':
     """Makes those of q and k."""
     q, k = operands.queries.rows['q'], operands.keys.rows['k']
-    tiles, axes = Tiles(q.shape[-3], k.shape[-3]), jax.typeof(q).manual_axis_type
-    return cls(tiles, q.shape[:-3], q.shape[-2], k.shape[-2], axes)
+    tiles, axes = Tiles(q.shape[-2], k.shape[-2]), jax.typeof(q).manual_axis_type
+    return cls(tiles, q.shape[:-3], q.shape[-3], k.shape[-3], axes)
 
   @property
   def grid(self) -> tuple[int, ...]:
@@ -67,19 +66,19 @@ class Blocks(NamedTuple):
     return jax.lax.cummax(jnp.where(reached, jnp.arange(reached.size, dtype=jnp.int32), -1))
 
   def queries(self, x: Array) -> Block:
-    """Cuts [..., T, N, H] into [t, H]."""
+    """Cuts [..., N, T, H] into [t, H]."""
     shape = self.tiles.shape[_QUERIES], x.shape[-1]
-    return self._read(_head_major(x), shape, lambda b, n, i, j: (b, n, i, 0))
+    return self._read(_one_batch(x, 3), shape, lambda b, n, i, j: (b, n, i, 0))
 
   def keys(self, x: Array) -> Block:
-    """Cuts [..., S, K, H] into [s, H]."""
+    """Cuts [..., K, S, H] into [s, H]."""
     shape = self.tiles.shape[_KEYS], x.shape[-1]
     at = lambda b, n, i, j: (b, jax.lax.div(n, self.groups), j, 0)
-    return self._read(_head_major(x), shape, at)
+    return self._read(_one_batch(x, 3), shape, at)
 
   def per_query(self, x: Array) -> Block:
-    """Cuts [..., T, N] into [1, t]."""
-    x = jnp.swapaxes(_head_major(x[..., None]), -1, -2)
+    """Cuts [..., N, T] into [1, t]."""
+    x = _one_batch(x[..., None, :], 3)
     return self._read(x, (1, self.tiles.shape[_QUERIES]), lambda b, n, i, j: (b, n, 0, i))
 
   def across(self, x: Array, side: int) -> Block:
@@ -95,9 +94,9 @@ class Blocks(NamedTuple):
     return self._read(x, (self.tiles.shape[side], 1), at)
 
   def windows(self, x: Array) -> Block:
-    """Cuts [B or 1, N or 1, diagonals, 8, s + t] into the window of a tile."""
+    """Takes of [B or 1, N or 1, blocks, min(s, t)] the windows of all tiles of a head."""
     rows, heads = x.shape[:2]
-    at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), self.tiles.diagonal(i, j), 0, 0)
+    at = lambda b, n, i, j: (_one(rows, b), _one(heads, n), 0, 0)
     return self._read(x, x.shape[-2:], at)
 
   def numbers(self, x: dict[str, Array]) -> dict[str, Block]:
@@ -141,11 +140,11 @@ class Blocks(NamedTuple):
     whole = *self.grid[:2], 1, self.tiles.queries
     return self._write(whole, jnp.float32, shape, lambda b, n, i, j, _: (b, n, 0, i))
 
-  def out_keys(self, width: int) -> Block:
+  def out_keys(self, width: int, dtype: Any) -> Block:
     """Makes [B, K, S, H] to be written a key head at a time."""
     shape = self.tiles.keys, width
     at = lambda b, n, i, j, _: (b, jax.lax.div(n, self.groups), 0, 0)
-    return self._write((self.grid[0], self.kv_heads, *shape), jnp.float32, shape, at)
+    return self._write((self.grid[0], self.kv_heads, *shape), dtype, shape, at)
 
   def out_numbers(self, x: dict[str, Array]) -> dict[str, Block]:
     """Makes [B, N, F, t], written a head at a time, and [B, N, F, T], by [F, t]."""
@@ -159,18 +158,17 @@ class Blocks(NamedTuple):
     }
 
   def out_windows(self) -> Block:
-    """Makes [B, N, diagonals, 8, s + t] to be written a head at a time."""
-    shape = self.tiles.diagonals, SUBLANES, sum(self.tiles.shape)
-    at = lambda b, n, i, j, _: (b, n, 0, 0, 0)
-    return self._write((*self.grid[:2], *shape), jnp.float32, shape, at)
+    """Makes [B, N, blocks, min(s, t)] to be written a head at a time."""
+    whole, at = (*self.grid[:2], *self.tiles.blocks), lambda b, n, i, j, _: (b, n, 0, 0)
+    return self._write(whole, jnp.float32, self.tiles.blocks, at)
 
   def _write(self, whole: tuple[int, ...], dtype: Any, shape: tuple[int, ...], at) -> Block:
     written = jax.ShapeDtypeStruct(whole, dtype, manual_axis_type=self.mesh_axes)
     return Block(written, _spec(len(whole), shape, at))
 
-  def token_major(self, x: Array) -> Array:
-    """Reorders [B, N, T, H] as [..., T, N, H]."""
-    return jnp.swapaxes(x.reshape(*self.batch, *x.shape[1:]), -2, -3)
+  def split_batch(self, x: Array) -> Array:
+    """Gives [B, ...] the batch axes of q."""
+    return x.reshape(*self.batch, *x.shape[1:])
 
 
 def _spec(ndim: int, shape: tuple[int, ...], at: Callable, space=None) -> pl.BlockSpec:
@@ -182,10 +180,9 @@ def _one(size: int, index):
   return index if size > 1 else 0
 
 
-def _head_major(x: Array) -> Array:
-  """Reorders [..., T, N, H] as [B, N, T, H]."""
-  x = jnp.swapaxes(x, -2, -3)
-  return x.reshape(-1, *x.shape[-3:])
+def _one_batch(x: Array, ndim: int) -> Array:
+  """Merges all axes before the last `ndim` into one."""
+  return x.reshape(-1, *x.shape[-ndim:])
 
 
 # --- All that a tile reads -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ its windows of distances, stay in the chip's fast memory until the head is done.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 import math
 from typing import Any
@@ -34,19 +35,19 @@ _WORKING = 2**24  # bytes of fast memory for the tiles and for what the compiler
 def forward(
     operands: Operands, mask: Mask, bias: dict[str, Array], *, hook: Hook | None, interpret: bool
 ) -> tuple[Array, Array]:
-  """Computes the output [..., T, N, H] and the log-sum-exp [..., T, N], float32.
+  """Computes the output [..., N, T, H] and the log-sum-exp [..., N, T], float32.
 
   Args:
-    operands, mask: of the call.
-    bias: {} for none; {'windows'} as `lay_out` gives them, [B or 1, N or 1, diagonals, 8, s + t];
-      or the numbers of `Hook.outside`, for `hook`.
+    operands, mask: of the call, but with heads before tokens: q is [..., N, T, H].
+    bias: {} for none; {'windows'} as `lay_out` gives them, [B or 1, N or 1, blocks, min(s, t)]; or
+      the numbers of `Hook.outside`, for `hook`.
     hook: the bias hook of the encoding, if a kernel can take it.
     interpret: whether to run on any machine, slowly.
   """
   blocks, width = Blocks.of(operands), operands.queries.rows['q'].shape[-1]
   tile = blocks.tiles.shape[0]
   out, lse = _run(
-      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides()),
+      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides(), tiles=blocks.tiles),
       blocks.visits(mask),
       of_tile(blocks, operands, mask, bias),
       [blocks.out_queries(width, jnp.float32), blocks.out_per_query()],
@@ -56,16 +57,16 @@ def forward(
       name=f'pe_jax_flash_{_form(bias)}',
       interpret=interpret,
   )
-  return blocks.token_major(out), blocks.token_major(jnp.swapaxes(lse, -1, -2))[..., 0]
+  return blocks.split_batch(out), blocks.split_batch(lse)[..., 0, :]
 
 
 def backward(
     operands: Operands,
     mask: Mask,
     bias: dict[str, Array],
-    out: Array,
     lse: Array,
-    cotangents: tuple[Array, Array],
+    by_out: Array,
+    drop: Array,
     *,
     hook: Hook | None,
     interpret: bool,
@@ -74,16 +75,14 @@ def backward(
 
   Args:
     operands, mask, bias: as for `forward`.
-    out, lse: what it gave.
-    cotangents: of the two.
+    lse: what it gave.
+    by_out: the cotangent of the output, [..., N, T, H], of the dtype of v.
+    drop: what every cotangent of a weight is lowered by, [..., N, T].
     hook, interpret: as for `forward`.
   """
-  by_out, by_lse = cotangents
   blocks, v = Blocks.of(operands), operands.keys.rows['v']
-  # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
-  drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
   inputs = of_tile(blocks, operands, mask, bias) | {
-      'by_out': blocks.queries(by_out.astype(v.dtype)),
+      'by_out': blocks.queries(by_out),
       'lse': blocks.per_query(jnp.maximum(lse, LEAST)),
       'drop': blocks.per_query(drop),
   }
@@ -99,12 +98,12 @@ def backward(
       inputs,
       _gradients(blocks, operands, bias),
       grid=blocks.grid,
-      scratch=[(v.shape[-1], blocks.tiles.shape[0]), *_room(blocks, bias)],
+      scratch=[(v.shape[-1], blocks.tiles.shape[0]), *_sums(blocks, v), *_room(blocks, bias)],
       semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
       name=f'pe_jax_flash_{_form(bias)}_backward',
       interpret=interpret,
   )
-  rows = {name: blocks.token_major(grads[name]).astype(v.dtype) for name in ('q', 'k', 'v')}
+  rows = {name: blocks.split_batch(grads[name]) for name in ('q', 'k', 'v')}
   by_bias = {name: _sum_shared(name, grads, x) for name, x in bias.items()}
   return rows | {'scale': grads['scale'].sum()}, by_bias
 
@@ -121,13 +120,13 @@ def _sum_shared(name: str, grads: dict[str, Array], x: Array) -> Array:
 
 def fast_memory(operands: Operands) -> int:
   """Returns the bytes of fast memory that the gradients to keys take."""
-  blocks, width = Blocks.of(operands), operands.keys.rows['v'].shape[-1]
-  return _limit([blocks.out_keys(width)] * 2)
+  blocks, v = Blocks.of(operands), operands.keys.rows['v']
+  return _limit([blocks.out_keys(v.shape[-1], v.dtype)] * 2, _sums(blocks, v))
 
 
 def _gradients(blocks: Blocks, operands: Operands, bias: dict[str, Array]) -> dict[str, Block]:
   v = operands.keys.rows['v']
-  keys = blocks.out_keys(v.shape[-1])
+  keys = blocks.out_keys(v.shape[-1], v.dtype)
   grads = {'q': blocks.out_queries(v.shape[-1], v.dtype), 'k': keys, 'v': keys}
   grads['scale'] = blocks.out_per_query()
   if 'windows' in bias:
@@ -140,6 +139,11 @@ def _gradients(blocks: Blocks, operands: Operands, bias: dict[str, Array]) -> di
 def _form(bias: dict[str, Array]) -> str:
   """Names where the bias comes from, for profiles."""
   return 'distance' if 'windows' in bias else 'pair' if 'head' in bias else 'plain'
+
+
+def _sums(blocks: Blocks, v: Array) -> list[tuple[int, int]]:
+  """Returns the shapes of the sums for all keys of a head, of 'k' and of 'v'."""
+  return [(blocks.tiles.keys, v.shape[-1])] * 2
 
 
 def _room(blocks: Blocks, bias: dict[str, Array]) -> list[tuple[int, int]]:
@@ -163,15 +167,21 @@ def _run(kernel: Callable, visits, inputs, outputs, *, grid, scratch, semantics,
       ),
       out_shape=pick(0, outputs),
       compiler_params=pltpu.CompilerParams(
-          dimension_semantics=semantics, vmem_limit_bytes=_limit(outputs)
+          dimension_semantics=semantics, vmem_limit_bytes=_limit(outputs, scratch)
       ),
       interpret=interpret,
       name=name,
   )(visits, pick(0, inputs))
 
 
-def _limit(outputs: Any) -> int:
-  """Returns the bytes for the blocks of some outputs, twice each as one is written back."""
+def _limit(outputs: Any, scratch: list[tuple[int, int]]) -> int:
+  """Returns the bytes for sums, float32, and outputs: two blocks each, as one is written back."""
   blocks = jax.tree.leaves(outputs, is_leaf=lambda x: isinstance(x, Block))
-  sizes = [[size or 1 for size in block.spec.block_shape] for block in blocks]
-  return _WORKING + sum(2 * 4 * math.prod(size[:-1]) * max(size[-1], LANES) for size in sizes)
+  shapes = [[size or 1 for size in block.spec.block_shape] for block in blocks]
+  written = [2 * block.array.dtype.itemsize * _size(x) for block, x in zip(blocks, shapes)]
+  return _WORKING + sum(written) + sum(4 * _size(shape) for shape in scratch)
+
+
+def _size(shape: Sequence[int]) -> int:
+  """Returns how many numbers a block takes: its rows fill registers."""
+  return math.prod(shape[:-1]) * max(shape[-1], LANES)

@@ -133,26 +133,51 @@ def _forward(plan: _Plan, operands: Operands, mask: Mask) -> tuple[Array, Array]
   """Computes the output and the log-sum-exp, see `Passes`."""
 
   def kernel(bias: Callable, operands, mask):
-    return _flash_calls.forward(
-        operands, mask, bias(plan, operands), hook=plan.hook, interpret=plan.interpret
-    )
+    arrays = bias(plan, _swap_heads(operands))
+    return _flash_calls.forward(operands, mask, arrays, hook=plan.hook, interpret=plan.interpret)
 
-  tiled = functools.partial(plan.tiled.forward, plan.tiled.plan)
-  return _choose(plan, operands, kernel, tiled)(operands, mask)
+  def tiled(operands, mask):
+    out, lse = plan.tiled.forward(plan.tiled.plan, _swap_heads(operands), mask)
+    return jnp.swapaxes(out, -2, -3), jnp.swapaxes(lse, -1, -2)
+
+  out, lse = _choose(plan, operands, kernel, tiled)(_swap_heads(operands), mask)
+  return jnp.swapaxes(out, -2, -3), jnp.swapaxes(lse, -1, -2)
 
 
 def _backward(plan: _Plan, residuals, cotangents) -> Operands:
   """Computes the gradients of what moves, see `Passes`."""
-  moving, fixed, *_ = residuals
+  moving, fixed, mask, out, lse = residuals
+  by_out, by_lse = cotangents
   operands = join(moving, fixed)
-  tiled = functools.partial(plan.tiled.backward, plan.tiled.plan)
   # The kernel has no gradients to coordinates, and holds those to all keys of a head.
   coords = moving.queries.coords, moving.keys.coords
   moves = plan.encoding.bias is not None and jax.tree.leaves(coords)
   if moves or _flash_calls.fast_memory(operands) > _MOST_FAST_MEMORY:
-    return tiled(residuals, cotangents)
-  kernel = functools.partial(_kernel_backward, plan)
-  return _choose(plan, operands, kernel, tiled)(residuals, cotangents)
+    return plan.tiled.backward(plan.tiled.plan, residuals, cotangents)
+  # Of the output in float32: a row of ds sums to 0, which a rounded one would spoil for a bias.
+  drop = jnp.einsum('...h,...h->...', by_out, out, precision='highest') - by_lse
+
+  def tiled(moving, by_out, drop):
+    moving, by_out = _swap_heads(moving), jnp.swapaxes(by_out, -2, -3).astype(out.dtype)
+    residuals = moving, fixed, mask, out, lse
+    return _swap_heads(plan.tiled.backward(plan.tiled.plan, residuals, (by_out, by_lse)))
+
+  kernel = functools.partial(_kernel_backward, plan, fixed, mask, jnp.swapaxes(lse, -1, -2))
+  by_out = jnp.swapaxes(by_out, -2, -3).astype(operands.keys.rows['v'].dtype)
+  drop = jnp.swapaxes(drop, -1, -2)
+  return _swap_heads(_choose(plan, operands, kernel, tiled)(_swap_heads(moving), by_out, drop))
+
+
+def _swap_heads(operands: Operands) -> Operands:
+  """Reorders rows [..., T, N, H] as [..., N, T, H], or back.
+
+  The kernels take heads first. Reordered outside of `jax.lax.cond`, which keeps the layouts that it
+  is given, that is free: the projections before and after write and read any order.
+  """
+  swap = lambda side: side._replace(
+      rows=jax.tree.map(lambda x: jnp.swapaxes(x, -2, -3), side.rows)
+  )
+  return operands._replace(queries=swap(operands.queries), keys=swap(operands.keys))
 
 
 def _choose(plan: _Plan, operands: Operands, kernel: Callable, tiled: Callable) -> Callable:
@@ -167,20 +192,18 @@ def _choose(plan: _Plan, operands: Operands, kernel: Callable, tiled: Callable) 
   return functools.partial(jax.lax.cond, counts_by_one, by_distance, by_pair)
 
 
-def _kernel_backward(plan: _Plan, bias: Callable, residuals, cotangents) -> Operands:
-  moving, fixed, mask, out, lse = residuals
-
+def _kernel_backward(plan: _Plan, fixed, mask, lse, bias: Callable, moving, by_out, drop):
   def of_shared(shared):
-    return bias(plan, join(moving._replace(shared=shared), fixed))
+    return bias(plan, _swap_heads(join(moving._replace(shared=shared), fixed)))
 
   arrays, to_shared = jax.vjp(of_shared, moving.shared)
   grads, by_arrays = _flash_calls.backward(
       join(moving, fixed),
       mask,
       arrays,
-      out,
       lse,
-      cotangents,
+      by_out,
+      drop,
       hook=plan.hook,
       interpret=plan.interpret,
   )
@@ -201,7 +224,7 @@ def _numbers(plan: _Plan, operands: Operands) -> dict[str, Array]:
 
 
 def _windows(plan: _Plan, operands: Operands) -> dict[str, Array]:
-  """Lays out the bias of the distances, [B or 1, N or 1, diagonals, 8, s + t]."""
+  """Lays out the bias of the distances, [B or 1, N or 1, blocks, min(s, t)]."""
   *batch, queries, _, _ = operands.queries.rows['q'].shape
   by_step = bias_by_step(plan.encoding, operands)
   by_step = expand(by_step, len(batch) + 2)
