@@ -136,7 +136,7 @@ class Grid(NamedTuple):
         take_shared(self.encoding, operands.shared, self.part(h)),
     )
 
-  def hide(self, logits: Array, mask: Mask, h: Array, i: Array, j: Array) -> Array:
+  def hide(self, mask: Mask, h: Array, i: Array, j: Array, logits: Array) -> Array:
     """Replaces the logits of a tile where the mask forbids or another tile has the key."""
     rows, columns = self.q_span(i), self.k_span(j)
     allowed = mask.tile(self.queries, self.keys, rows, columns).evaluate(self.q_tile, self.k_tile)
@@ -169,7 +169,7 @@ def forward(grid: Grid, operands: Operands, mask: Mask) -> tuple[Array, Array]:
     largest, total, out = running
     j = order[i, n]
     tile = grid.cut(operands, h, i, j)
-    logits = grid.hide(tile_logits(grid.encoding, tile), mask, h, i, j)
+    logits = tile_logits(grid.encoding, tile, functools.partial(grid.hide, mask, h, i, j))
     larger = jnp.maximum(largest, logits.max(axis=-1))
     weights, fade = jnp.exp(logits - larger[..., None]), jnp.exp(largest - larger)
     out = out * fade[..., None] + tile_output(grid.encoding, weights, tile)
@@ -214,8 +214,9 @@ def backward(grid: Grid, residuals, cotangents) -> Operands:
     i, part = order[j, n], grid.part(h)
     tile, still = grid.cut(moving, h, i, j), grid.cut(fixed, h, i, j)
     g, g_out, total = (_rows(grid, x, h, i) for x in (by_out, drop[..., None], lse[..., None]))
-    logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, join(x, still)), tile)
-    weights = jnp.exp(grid.hide(logits, mask, h, i, j) - _fresh(grid, total, i))
+    hide = functools.partial(grid.hide, mask, h, i, j)
+    logits, to_tile = jax.vjp(lambda x: tile_logits(grid.encoding, join(x, still), hide), tile)
+    weights = jnp.exp(logits - _fresh(grid, total, i))
     _, to_weights = jax.vjp(
         lambda w, x: tile_output(grid.encoding, w, join(x, still)), weights, tile
     )

@@ -4,6 +4,7 @@
 All of it is plain JAX, so `jax.vjp` of these functions is the backward pass of a tile.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -105,17 +106,18 @@ def _add(x: Array, spans: dict[int, Span], term: Array) -> Array:
   return put(x, spans, cut(x, spans) + term) if spans else x + term
 
 
-def tile_logits(encoding, tile: Operands) -> Array:
-  """Computes the logits of a tile before the mask, float32, shape [..., N, t, s].
+def tile_logits(encoding, tile: Operands, hide: Callable[[Array], Array]) -> Array:
+  """Computes the logits of a tile, float32, shape [..., N, t, s], and lets `hide` mask them.
 
   A bias of the distance alone is evaluated once a distance where the positions are consecutive, and
-  else, as every other bias, once a pair.
+  else, as every other bias, once a pair. XLA masks a tile as it adds the bias, but only within one
+  branch: after both, it would read and write all of the tile again.
   """
-  by_pair = functools.partial(_logits, encoding, bias_by_pair)
+  by_pair = lambda tile: hide(_logits(encoding, bias_by_pair, tile))
   q_pos, k_pos = tile.queries.coords, tile.keys.coords
   if not (encoding.bias and encoding.by_distance and counts(q_pos, tile) and counts(k_pos, tile)):
     return by_pair(tile)
-  by_distance = functools.partial(_logits, encoding, _bias_by_distance)
+  by_distance = lambda tile: hide(_logits(encoding, _bias_by_distance, tile))
   return jax.lax.cond(  # checkpoint: neither branch leaves arrays of its size to the other
       consecutive(q_pos) & consecutive(k_pos),
       jax.checkpoint(by_distance, prevent_cse=False),
