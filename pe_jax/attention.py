@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax import kernels
 from pe_jax.base import Arrays
@@ -63,7 +64,8 @@ def attend(
 
   Raises:
     ValueError: shapes that do not fit, arrays that are missing or unknown, an encoding that only
-      makes sense under a causal mask without one, or what the kernel cannot do.
+      makes sense under a causal mask without one, or what the kernel cannot do. Second and
+      forward-mode derivatives (jvp, linearize) take kernel=pe_jax.kernels.dense.
 
   >>> import pe_jax
   >>> q = k = v = jnp.ones((1, 3, 2, 4))
@@ -103,6 +105,7 @@ def attention_weights(
 def _run(kernel, q, k, v, q_pos, k_pos, encoding, params, mask, scale, length, softcap):
   """Checks the arguments, fills in what is not given, and runs the kernel on what may be seen."""
   _check_arrays(q, k, v, params)
+  scale, softcap = _number('scale', scale), _number('softcap', softcap)
   mask = Mask() if mask is None else mask
   if not isinstance(encoding, Encoding):
     raise ValueError(f'encoding={encoding!r} is no Encoding: call a factory, as in pe_jax.rope().')
@@ -158,6 +161,14 @@ def _check_arrays(q: Array, k: Array, v: Array, params: Arrays):
         f'{q.shape[-2]} query heads are not a multiple of {k.shape[-2]} key heads: every key head '
         'serves the same number of query heads.'
     )
+
+
+def _number(name: str, given: float | Array | None) -> float | Array | None:
+  """Returns an array as float32, a number as it is."""
+  if jnp.ndim(given) if given is not None else 0:
+    raise ValueError(f'{name} has shape {jnp.shape(given)}: it must be one number.')
+  is_array = isinstance(given, (jax.Array, np.ndarray, np.generic))
+  return jnp.asarray(given, jnp.float32) if is_array else given
 
 
 def _align(coords: Any, x: Array, name: str) -> Any:

@@ -72,6 +72,8 @@ def check(asked: Asked) -> None:
   """Raises a UserError for what cannot be measured."""
   if not asked.parts or not set(asked.parts) <= set(PARTS):
     raise errors.UserError(f'--parts={",".join(asked.parts)} cannot be: give {" or ".join(PARTS)}')
+  if not asked.lengths:
+    raise errors.UserError('--lengths is empty: give numbers of tokens, as in 512,2048')
   if ROTATION in asked.parts and asked.head_dim % 2:
     raise errors.UserError(
         f'--head_dim={asked.head_dim} cannot be: a rotation needs an even number of channels; give'

@@ -96,7 +96,8 @@ def _in_turn(x: Array, w: Array, b: Array, v: Array) -> Array:
     hidden = jnp.maximum(jnp.einsum(',...ts->...ts', w[f], x) + b[f], 0)
     return total + jnp.einsum('n,...ts->...nts', v[:, f], hidden)
 
-  start = jnp.zeros((*x.shape[:-2], v.shape[0], *x.shape[-2:]))
+  # Zeros that vary over a mesh as x and v do.
+  start = jnp.einsum('n,...ts->...nts', jnp.zeros_like(v[:, 0]), jnp.zeros_like(x))
   return jax.lax.fori_loop(0, w.shape[0], jax.checkpoint(add), start, unroll=8)
 
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.kernels._dense import dense
 from pe_jax.kernels._passes import attention
 from pe_jax.kernels._passes import Call
 from pe_jax.kernels._passes import join
@@ -65,6 +66,8 @@ def blockwise(*args, tile: tuple[int, int] | None = None, **kwargs):
     ValueError: an encoding with a `logits` hook.
   """
   call = prepare(*args, **kwargs)
+  if 0 in (call.q.shape[-3], call.k.shape[-3]):  # there is nothing to cut
+    return dense(*args, **kwargs)
   if call.encoding.logits is not None:
     raise ValueError(
         f'blockwise cannot compute the logits hook of {call.encoding}, which sees whole rows: use '

@@ -26,7 +26,7 @@ Array = jax.Array
 _SHAPES = frozenset('broadcast_in_dim reshape squeeze'.split())
 _ELEMENTWISE = frozenset(
     'abs add and convert_element_type cos div eq exp ge gt integer_pow le log log1p lt max min mul '
-    'ne neg not or select_n sign sin sqrt square sub tanh'.split()
+    'ne neg not or select_n sin sqrt square sub tanh'.split()
 )
 _QUERIES, _KEYS = 10007, 20011  # sizes that no other axis has, to tell the arrays of a hook apart
 _SIDES = {1: 'head', _QUERIES: 'queries', _KEYS: 'keys'}
@@ -52,16 +52,24 @@ class Hook:
   foreign: tuple[str, ...]
 
   @classmethod
-  def split(cls, encoding, params, q_coords: Array, k_coords: Array) -> 'Hook':
-    """Splits the bias hook of an encoding."""
-    params = base.take_heads(encoding, params, slice(1))
-    sizes = (_QUERIES, q_coords), (_KEYS, k_coords)
-    tokens = [jax.ShapeDtypeStruct((size,), coords.dtype) for size, coords in sizes]
-    program = _program(encoding, params, *tokens, 1.0).jaxpr
+  def split(cls, encoding, operands: Operands) -> 'Hook':
+    """Splits the bias hook of an encoding; one that does not bear other sizes is foreign."""
+    try:
+      return cls._split(encoding, operands)
+    except Exception as error:  # whatever a user's hook raises for one head of many tokens
+      return cls((), {}, None, {}, (f'{type(error).__name__} for one head and other sizes',))
+
+  @classmethod
+  def _split(cls, encoding, operands: Operands) -> 'Hook':
+    params = base.take_heads(encoding, operands.shared['params'], slice(1))
+    sizes = (_QUERIES, operands.queries.coords), (_KEYS, operands.keys.coords)
+    tokens = [_like(coords, (size,)) for size, coords in sizes]
+    program = _program(encoding, params, *tokens, operands.shared['scale']).jaxpr
     places = {x: place for place, x in enumerate(_variables(program))}
     is_pair = lambda x: x.aval.size == _QUERIES * _KEYS
     steps, foreign, numbers = [], [], {side: [] for side in _SIDES.values()}
-    trained = set(program.invars[: len(jax.tree.leaves(params))])
+    # Of these a kernel sums no gradients by key. The scale comes last.
+    trained = {*program.invars[: len(jax.tree.leaves(params))], program.invars[-1]}
 
     def read(x):
       if isinstance(x, core.Literal) or is_pair(x):
@@ -70,7 +78,7 @@ class Hook:
       if side is None:
         foreign.append(f'an array of shape {x.aval.shape}')
       elif side == 'keys' and x in trained:
-        foreign.append('parameters for each key')
+        foreign.append('parameters or the scale for each key')
       elif x not in numbers[side]:
         numbers[side].append(x)
 
@@ -213,8 +221,14 @@ def _program(encoding, params, q_coords, k_coords, scale) -> core.ClosedJaxpr:
     return encoding.bias(params, q, k, q_coords, k_coords, scale)
 
   traced = jax.make_jaxpr(hook)(params, q_coords, k_coords, scale)
-  shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in traced.in_avals]
+  shapes = [_like(x, x.shape) for x in traced.in_avals]
   return jax.make_jaxpr(functools.partial(_inline, traced))(*shapes)
+
+
+def _like(x, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+  """Describes an array of the dtype of x that varies over a mesh as x does."""
+  varies = jax.typeof(x).manual_axis_type if isinstance(x, jax.Array) else x.manual_axis_type
+  return jax.ShapeDtypeStruct(shape, x.dtype, manual_axis_type=varies)
 
 
 def _inline(program: core.ClosedJaxpr, *args: Array) -> list[Array]:

@@ -61,8 +61,9 @@ def flash_tpu(*args, interpret: bool = False, **kwargs):
   """Computes attention with TPU kernels that have the bias in them; see `pe_jax.kernels`.
 
   The bias must be one of the distance between whole positions, as T5's is, or elementwise in the
-  pairs, as FIRE's is: a kernel has no gather. `bind(flash_tpu, interpret=True)` runs it on any
-  machine, slowly, for tests.
+  pairs, as FIRE's is: a kernel has no gather. The backward pass is that of blockwise where a bias
+  reads coordinates that are floats, and where the gradients to all keys of a head do not fit the
+  chip's fast memory. `bind(flash_tpu, interpret=True)` runs it on any machine, slowly, for tests.
 
   Raises:
     ValueError: what it cannot compute, see `refusal`.
@@ -120,10 +121,7 @@ def _counts(call: Call) -> bool:
 
 
 def _hook(call: Call) -> Hook | None:
-  queries, keys, shared = call.operands
-  if call.encoding.bias is None:
-    return None
-  return Hook.split(call.encoding, shared['params'], queries.coords, keys.coords)
+  return None if call.encoding.bias is None else Hook.split(call.encoding, call.operands)
 
 
 # --- The two passes ------------------------------------------------------------------------------

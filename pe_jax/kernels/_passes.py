@@ -57,7 +57,7 @@ def prepare(
       keys=Side(keys, k_coords),
       shared={'params': params, 'scale': scale, 'softcap': softcap},
   )
-  return Call(encoding, operands, mask)
+  return Call(encoding, *_vary_alike((operands, mask)))
 
 
 class Passes(NamedTuple):
@@ -77,8 +77,7 @@ class Passes(NamedTuple):
 
 def attention(call: Call, **by_platform: Passes) -> tuple[Array, Array]:
   """Runs the passes of the platform that is compiled for, `default` where it is not named."""
-  operands, mask = _vary_alike((call.operands, call.mask))
-  out, lse = _attention(tuple(by_platform.items()), *split(operands), mask)
+  out, lse = _attention(tuple(by_platform.items()), *split(call.operands), call.mask)
   return out.astype(call.v.dtype), lse
 
 
@@ -118,15 +117,17 @@ def _run(by_platform, step: Callable, *args):
   return jax.lax.platform_dependent(*args, **steps)
 
 
-@jax.custom_jvp
+@jax.custom_vjp
 def _once(x: Array) -> Array:
-  """Returns x, and refuses to be differentiated: for what is a derivative already."""
+  """Returns x, and refuses a gradient: for what is a derivative already."""
   return x
 
 
-@_once.defjvp
-def _refuse(primals, tangents):
+def _refuse(residuals, cotangent):
   raise ValueError('only pe_jax.kernels.dense has second derivatives: pass it as kernel.')
+
+
+_once.defvjp(lambda x: (x, None), _refuse)
 
 
 def _attention_forward(by_platform, moving, fixed, mask):
