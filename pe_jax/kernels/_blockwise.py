@@ -12,8 +12,8 @@ and computes each tile of logits again: with weights p = e^(s - lse) and output 
   ds = p (g . v - g . out).
 
 `jax.vjp` of the tile's logits takes ds to q, k, the coordinates and every parameter of the
-encoding. A tile is of one head where no work is shared among them, else of all. Tiles that the mask
-empties are passed over, in both directions.
+encoding. A tile is of one or two heads where no work is shared among them, else of all. Tiles that
+the mask empties are passed over, in both directions.
 
 Reference: Rabe and Staats, 2021, https://arxiv.org/abs/2112.05682; Dao, 2023,
 https://arxiv.org/abs/2307.08691.
@@ -79,11 +79,21 @@ def blockwise(*args, tile: tuple[int, int] | None = None, **kwargs):
 def passes(call: Call, tile: tuple[int, int] | None = None) -> Passes:
   """Makes both passes for a call; tiles are of `choose_tile` unless given."""
   (*batch, queries, heads, _), keys = call.q.shape, call.k.shape[-3]
-  parts = 1 if _joins_heads(call.encoding) else heads
+  parts = _choose_parts(call.encoding, math.prod(batch), heads, call.k.shape[-2])
   rows = math.prod(batch) * heads // parts
   q_tile, k_tile = choose_tile(call.encoding, rows) if tile is None else tile
   grid = Grid(call.encoding, queries, keys, min(q_tile, queries), min(k_tile, keys), parts)
   return Passes(grid, forward, backward)
+
+
+def _choose_parts(encoding, batch: int, heads: int, k_heads: int) -> int:
+  """Chooses the number of parts in which the heads are taken."""
+  if _joins_heads(encoding):
+    return 1
+  pairs = heads // 2
+  splits_evenly = heads % 2 == 0 and (k_heads % pairs == 0 or pairs % k_heads == 0)
+  # XLA on a CPU gives whole dots of a batch to threads, which is faster than to split one.
+  return pairs if batch == 1 and splits_evenly else heads
 
 
 def _joins_heads(encoding) -> bool:
@@ -105,7 +115,7 @@ def choose_tile(encoding, rows: int) -> tuple[int, int]:
 class Grid(NamedTuple):
   """What is static: the encoding, the numbers of queries and keys, and those of one tile.
 
-  Heads are taken in `parts`: 1 for all at once, or as many as there are heads.
+  Heads are taken in `parts`: 1 for all at once, up to as many as there are heads.
   """
 
   encoding: Any
