@@ -183,6 +183,8 @@ def test_a_kernel_refuses_what_it_cannot_do():
         ({'q_pos': jnp.zeros(5, jnp.bfloat16)}, 'cannot count tokens'),
         ({'params': {'slope': jnp.ones(4)}}, r"no arrays \['slope'\]"),
         ({'encoding': pe_jax.rope}, 'call a factory'),
+        ({'scale': jnp.ones((4, 1, 1))}, 'scale has shape .* one number'),
+        ({'softcap': jnp.ones((4, 1, 1))}, 'softcap has shape .* one number'),
         ({'mask': jnp.ones((5, 5), bool)}, r'Mask\(dense=array\)'),
         ({'params': [1.0]}, 'is no dict'),
         ({'encoding': pe_jax.t5()}, r"misses the trained arrays \['table'\]"),

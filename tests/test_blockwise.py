@@ -266,6 +266,26 @@ def test_derivatives_other_than_the_first_are_refused():
     jax.jvp(loss, (q,), (q,))
 
 
+def test_a_gradient_may_be_a_constant_of_another():  # first-order MAML, sharpness-aware steps
+  q = draw_arrays(1, 5, 5)[0]
+
+  def loss(q):
+    options = {'encoding': pe_jax.alibi(), 'params': {}, 'kernel': tiled(3, 2)}
+    return jnp.sin(pe_jax.attend(q, q, q, jnp.arange(5), jnp.arange(5), **options)).sum()
+
+  step = 0.1 * jax.grad(loss)(q)
+  ahead = jax.grad(lambda q: loss(q - 0.1 * jax.lax.stop_gradient(jax.grad(loss)(q))))(q)
+  np.testing.assert_allclose(ahead, jax.grad(loss)(q - step), atol=1e-6)
+
+
+def test_nothing_is_attended_to_by_nothing():
+  q, k, v = draw_arrays(2, 3, 4)
+  options = {'encoding': pe_jax.alibi(), 'params': {}, 'kernel': kernels.blockwise}
+  assert pe_jax.attend(q[:, :0], k, v, jnp.arange(0), jnp.arange(4), **options).size == 0
+  nothing = pe_jax.attend(q, k[:, :0], v[:, :0], jnp.arange(3), jnp.arange(0), **options)
+  np.testing.assert_array_equal(nothing, jnp.zeros_like(q))
+
+
 def test_rows_may_be_mapped_over():
   q, k, v = draw_arrays(3, 7, 7)
   segments = jnp.array([[1] * 7, [1] * 3 + [2] * 4, [0] * 2 + [1] * 5])

@@ -11,6 +11,7 @@ import pytest
 
 import pe_jax
 from pe_jax import Mask
+from pe_jax.kernels import _flash_tpu
 
 CAUSAL = Mask(causal=True)
 SEGMENTS = jnp.ones(256, jnp.int32)
@@ -81,6 +82,13 @@ ON_A_TPU = {
 def test_a_tpu_runs_its_own_kernels_where_they_can(encoding, options, name):
   text = program(encoding, 'tpu', **options)
   assert name in text if name else 'tpu_custom_call' not in text
+
+
+def test_a_tpu_goes_back_by_tiles_where_gradients_to_keys_exceed_its_fast_memory(monkeypatch):
+  assert 'pe_jax_flash_distance_backward' in program(pe_jax.alibi(), 'tpu')
+  monkeypatch.setattr(_flash_tpu, '_MOST_FAST_MEMORY', 0)
+  text = program(pe_jax.alibi(), 'tpu', tokens=768)  # traced by no other test
+  assert 'pe_jax_flash_distance' in text and 'backward' not in text
 
 
 def test_an_nvidia_gpu_runs_cudnn_where_it_is_found(monkeypatch):

@@ -42,7 +42,7 @@ def arrays(encoding):
 
 @pytest.mark.parametrize(
     'encoding',
-    [pe_jax.rope(), pe_jax.compose(pe_jax.rope(), pe_jax.t5()), pe_jax.shaw()],
+    [pe_jax.compose(pe_jax.rope(), pe_jax.t5()), pe_jax.shaw(), pe_jax.fire(width=4)],
     ids=repr,
 )
 def test_rows_and_heads_on_several_devices(mesh, encoding):

@@ -80,7 +80,7 @@ def check_bias(bias: Array, logits: Array, encoding) -> Array:
   if bias.shape[-3:] != logits.shape[-3:] or not fits:
     raise ValueError(
         f'{encoding} gives a bias of shape {bias.shape} for logits [..., N, T, S] of shape '
-        f'{logits.shape}: it must have the same heads, queries and keys. If it has more heads, name '
-        'in per_head the leaves whose first axis is the head.'
+        f'{logits.shape}: it must have the same heads, queries and keys. If it has more heads, '
+        'name in per_head the leaves whose first axis is the head.'
     )
   return bias

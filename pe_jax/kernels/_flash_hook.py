@@ -93,6 +93,8 @@ class Hook:
           step.primitive.name not in _SHAPES | _ELEMENTWISE or not is_pair(step.outvars[0])
       ):
         foreign.append(step.primitive.name)
+    if any(map(is_pair, program.constvars)):
+      foreign.append('a constant for each pair')
     (result,) = program.outvars
     read(result)
     numbers = {side: tuple(found) for side, found in numbers.items()}

@@ -117,31 +117,32 @@ def _run(by_platform, step: Callable, *args):
   return jax.lax.platform_dependent(*args, **steps)
 
 
-@jax.custom_vjp
-def _once(x: Array) -> Array:
-  """Returns x, and refuses a gradient: for what is a derivative already."""
-  return x
-
-
-def _refuse(residuals, cotangent):
-  raise ValueError('only pe_jax.kernels.dense has second derivatives: pass it as kernel.')
-
-
-_once.defvjp(lambda x: (x, None), _refuse)
-
-
 def _attention_forward(by_platform, moving, fixed, mask):
-  moving = jax.tree.map(_once, moving)
   out, lse = _attention(by_platform, moving, fixed, mask)
   return (out, lse), (moving, fixed, mask, out, lse)
 
 
 def _attention_backward(by_platform, residuals, cotangents):
-  cotangents = jax.tree.map(_once, cotangents)
-  return _run(by_platform, _backward, residuals, cotangents), None, None
+  return _gradients(by_platform, residuals, cotangents), None, None
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(by_platform, residuals, cotangents):
+  return _run(by_platform, _backward, residuals, cotangents)
+
+
+def _gradients_forward(by_platform, residuals, cotangents):
+  return _gradients(by_platform, residuals, cotangents), None
+
+
+def _gradients_backward(by_platform, residuals, cotangents):
+  raise ValueError('only pe_jax.kernels.dense has second derivatives: pass it as kernel.')
+
+
+_gradients.defvjp(_gradients_forward, _gradients_backward)
 
 
 def split(operands: Operands) -> tuple[Operands, Operands]:
