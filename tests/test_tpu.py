@@ -22,7 +22,7 @@ import pe_jax
 from pe_jax import kernels
 from pe_jax import Mask
 from pe_jax import transformer
-from pe_jax.transformer import _layers
+from tests import layers_on_a_tpu
 
 FAMILIES = {  # one encoding for each hook
     'embed': pe_jax.sinusoidal(),
@@ -166,11 +166,11 @@ BIASES = [pe_jax.alibi_learned(), pe_jax.t5(), pe_jax.fire()]
 @pytest.mark.parametrize('name', ['v5e:2x2', 'v6e:2x2'])
 @pytest.mark.parametrize('encoding', BIASES, ids=repr)
 def test_attention_with_a_trained_bias_has_no_array_of_all_logits(chips, encoding, name):
-  tokens = 2048
+  tokens = 16384  # a tile of the form for other positions takes 134 MB for t5, at any length
   fn, args = attention_and_back(encoding, Mask(causal=True), None, tokens)
   program = compile_for(jax.sharding.SingleDeviceSharding(chips(name)[0]), fn, *args)
   assert count(program, 'pe_jax_flash') > 0
-  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 8
+  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 4
 
 
 @pytest.mark.parametrize('encoding', BIASES, ids=repr)
@@ -183,28 +183,9 @@ def test_a_long_row_with_a_trained_bias_fits_a_chip(v5e, encoding):
 
 # --- The cost of position ------------------------------------------------------------------------
 
-TOKENS, WIDTH, HEADS = 2048, 2048, 16
-
-
 def layer_cycles(chip, encoding):
-  """Cycles of attention and its four projections, forward and backward, all logits at once."""
-  config = transformer.Config(vocab=8, layers=1, model=WIDTH, heads=HEADS, dtype='bfloat16')
-
-  def make():
-    rngs = nnx.Rngs(jax.random.key(0))
-    layers = _layers.plan(config, encoding)[1]
-    attention = transformer.Attention(config, rngs=rngs)
-    return attention, transformer.LayerEncodings(config, layers, rngs=rngs)
-
-  def loss(modules, x):
-    attention, encodings = modules
-    attend = encodings.attention(
-        mask=Mask(causal=True), positions=jnp.arange(TOKENS), length=None, kernel=kernels.dense
-    )
-    return jnp.square(attention(x, functools.partial(attend, 0)).astype(jnp.float32)).sum()
-
-  x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16)
-  return cycles(compile_for(chip, jax.grad(loss, argnums=(0, 1)), jax.eval_shape(make), x))
+  fn, args = layers_on_a_tpu.layer(encoding, kernels.dense)
+  return cycles(compile_for(chip, fn, *args))
 
 
 def test_position_is_free_in_a_tpu_layer(v5e):
@@ -215,7 +196,7 @@ def test_position_is_free_in_a_tpu_layer(v5e):
   assert max(ratios.values()) <= 1.05, ratios
 
 
-def test_position_is_free_with_the_kernels_of_a_tpu():
+def test_biases_are_free_with_the_kernels_of_a_tpu():
   pytest.importorskip('libtpu', reason='the TPU compiler is not installed: pip install jax[tpu]')
   ended = subprocess.run(
       [sys.executable, '-m', 'tests.layers_on_a_tpu'],
@@ -224,6 +205,5 @@ def test_position_is_free_with_the_kernels_of_a_tpu():
       text=True,
       check=True,
   )
-  none, rope, *biases = json.loads(ended.stdout.splitlines()[-1]).values()
-  assert max(biases) <= 1.05 * none, ended.stdout
-  assert rope <= 1.10 * none, ended.stdout  # of a layer that splash makes 2.6 times cheaper
+  none, *biases = json.loads(ended.stdout.splitlines()[-1]).values()
+  assert len(biases) == 2 and max(biases) <= 1.05 * none, ended.stdout
