@@ -164,13 +164,20 @@ BIASES = [pe_jax.alibi_learned(), pe_jax.t5(), pe_jax.fire()]
 
 
 @pytest.mark.parametrize('name', ['v5e:2x2', 'v6e:2x2'])
-@pytest.mark.parametrize('encoding', BIASES, ids=repr)
-def test_attention_with_a_trained_bias_has_no_array_of_all_logits(chips, encoding, name):
-  tokens = 16384  # a tile of the form for other positions takes 134 MB for t5, at any length
+@pytest.mark.parametrize(
+    'encoding, tokens',
+    [
+        (pe_jax.alibi_learned(), 2048),
+        (pe_jax.t5(), 32768),  # at positions that do not count by one, a tile of it is large
+        (pe_jax.fire(), 4096),
+    ],
+    ids=repr,
+)
+def test_attention_with_a_trained_bias_has_no_array_of_all_logits(chips, encoding, tokens, name):
   fn, args = attention_and_back(encoding, Mask(causal=True), None, tokens)
   program = compile_for(jax.sharding.SingleDeviceSharding(chips(name)[0]), fn, *args)
   assert count(program, 'pe_jax_flash') > 0
-  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 4
+  assert program.memory_analysis().temp_size_in_bytes < 4 * 2 * tokens**2 / 8
 
 
 @pytest.mark.parametrize('encoding', BIASES, ids=repr)
@@ -207,4 +214,4 @@ def test_biases_are_free_with_the_kernels_of_a_tpu():
   )
   none, alibi, t5 = json.loads(ended.stdout.splitlines()[-1]).values()
   assert alibi <= 1.05 * none, ended.stdout
-  assert t5 <= 1.06 * none, ended.stdout  # 1.058: the goal of 1.05 is not met yet
+  assert t5 <= 1.05 * none, ended.stdout

@@ -98,7 +98,8 @@ def t5_bias(q_pos: Array, k_pos: Array, table: Array, boundaries: Array, *, find
   Reference: Raffel et al., 2020, https://arxiv.org/abs/1910.10683.
   """
   bucket = find(distance(q_pos, k_pos), boundaries)
-  return jnp.moveaxis(table.astype(jnp.float32).T[bucket], -1, -3)
+  by_head = table.astype(jnp.float32)[:, bucket]  # on a TPU, tokens are cheap last axes, heads dear
+  return jnp.moveaxis(by_head, 0, -3)
 
 
 # --- Hooks ---------------------------------------------------------------------------------------
