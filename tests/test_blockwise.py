@@ -16,14 +16,11 @@ from pe_jax import kernels
 from pe_jax import Mask
 from tests import pairwise
 from tests.factories import factories
+from tests.test_masks import in_blocks_of_three
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 DIMS = pe_jax.Dims(model=HEADS * WIDTH, heads=HEADS, kv_heads=KV_HEADS)
 each_encoding = pytest.mark.parametrize('encoding', pairwise.PAIRWISE, ids=repr)
-
-
-def in_blocks_of_three(q_index, k_index):
-  return (q_index // 3 + k_index // 3) % 2 == 0
 
 
 def tiled(*tile):
@@ -149,49 +146,6 @@ def test_what_is_hidden_may_be_anything(encoding):
   jax.tree.map(np.testing.assert_array_equal, got, want)
   assert (got[0][0] == 0).all()
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
-
-
-# --- Which tiles are computed --------------------------------------------------------------------
-
-SEGMENTS = jnp.array([[1] * 5 + [2] * 6 + [0] * 2, [3] * 13])
-MASKS = {
-    'all': Mask(),
-    'causal': Mask(causal=True),
-    'window': Mask(window=(2, 1)),
-    'causal window': Mask(causal=True, window=3),
-    'segments': Mask(causal=True, q_segments=SEGMENTS[:1], k_segments=SEGMENTS[:1]),
-    'where': Mask(causal=True, where=in_blocks_of_three),
-    'dense': Mask(dense=jax.random.bernoulli(jax.random.key(0), 0.1, (HEADS, 13, 13))),
-}
-
-
-@pytest.mark.parametrize('mask', MASKS.values(), ids=MASKS)
-def test_tiles_that_the_mask_empties_are_found(mask):
-  allowed = mask.evaluate(13, 13)
-  allowed = np.ones((1, 13, 13), bool) if allowed is None else np.asarray(allowed)
-  allowed = allowed.reshape(-1, 13, 13).any(0)
-  starts = [0, 4, 8, 9]
-  want = [[allowed[i : i + 4, j : j + 4].any() for j in starts] for i in starts]
-  np.testing.assert_array_equal(mask.reached(13, 13, 4, 4), want)
-
-
-def test_rows_of_a_batch_keep_the_tiles_of_each():
-  mask = Mask(q_segments=SEGMENTS, k_segments=SEGMENTS)
-  assert mask.reached(13, 13, 4, 4).all()
-
-
-def test_a_tile_of_a_mask_is_that_part_of_it():
-  mask = Mask(
-      causal=True,
-      window=(4, 0),
-      q_segments=SEGMENTS,
-      k_segments=SEGMENTS[:, 3:],
-      where=in_blocks_of_three,
-      dense=jax.random.bernoulli(jax.random.key(0), 0.7, (HEADS, 13, 10)),
-  )
-  whole = mask.evaluate(13, 10)
-  part = mask.tile(13, 10, (5, 4), (jnp.int32(2), 6)).evaluate(4, 6)
-  np.testing.assert_array_equal(part, whole[..., 5:9, 2:8])
 
 
 # --- Gradients that others lose ------------------------------------------------------------------

@@ -9,6 +9,10 @@ import pytest
 from pe_jax import Mask
 
 
+def in_blocks_of_three(q_index, k_index):
+  return (q_index // 3 + k_index // 3) % 2 == 0
+
+
 def evaluate(mask, queries, keys):
   return np.asarray(mask.evaluate(queries, keys)).astype(int)
 
@@ -92,3 +96,46 @@ def test_a_mask_is_a_pytree_with_static_options():
 def test_a_wrong_option_is_named(options, said):
   with pytest.raises(ValueError, match=said):
     Mask(**options)
+
+
+# --- Tiles ---------------------------------------------------------------------------------------
+
+SEGMENTS = jnp.array([[1] * 5 + [2] * 6 + [0] * 2, [3] * 13])
+MASKS = {
+    'all': Mask(),
+    'causal': Mask(causal=True),
+    'window': Mask(window=(2, 1)),
+    'causal window': Mask(causal=True, window=3),
+    'segments': Mask(causal=True, q_segments=SEGMENTS[:1], k_segments=SEGMENTS[:1]),
+    'where': Mask(causal=True, where=in_blocks_of_three),
+    'dense': Mask(dense=jax.random.bernoulli(jax.random.key(0), 0.1, (4, 13, 13))),
+}
+
+
+@pytest.mark.parametrize('mask', MASKS.values(), ids=MASKS)
+def test_tiles_that_the_mask_empties_are_found(mask):
+  allowed = mask.evaluate(13, 13)
+  allowed = np.ones((1, 13, 13), bool) if allowed is None else np.asarray(allowed)
+  allowed = allowed.reshape(-1, 13, 13).any(0)
+  starts = [0, 4, 8, 9]
+  want = [[allowed[i : i + 4, j : j + 4].any() for j in starts] for i in starts]
+  np.testing.assert_array_equal(mask.reached(13, 13, 4, 4), want)
+
+
+def test_rows_of_a_batch_keep_the_tiles_of_each():
+  mask = Mask(q_segments=SEGMENTS, k_segments=SEGMENTS)
+  assert mask.reached(13, 13, 4, 4).all()
+
+
+def test_a_tile_of_a_mask_is_that_part_of_it():
+  mask = Mask(
+      causal=True,
+      window=(4, 0),
+      q_segments=SEGMENTS,
+      k_segments=SEGMENTS[:, 3:],
+      where=in_blocks_of_three,
+      dense=jax.random.bernoulli(jax.random.key(0), 0.7, (4, 13, 10)),
+  )
+  whole = mask.evaluate(13, 10)
+  part = mask.tile(13, 10, (5, 4), (jnp.int32(2), 6)).evaluate(4, 6)
+  np.testing.assert_array_equal(part, whole[..., 5:9, 2:8])
