@@ -99,8 +99,8 @@ class Mask:
     """
     if not self.restricts:
       return None
-    q_index, k_index = _pair(*self._indices(queries, keys))
-    left, right = self._sides()
+    q_index, k_index = _pair(*self.indices(queries, keys))
+    left, right = self.sides()
     allowed = []
     if left is not None:
       allowed.append(q_index - left <= k_index)
@@ -126,7 +126,7 @@ class Mask:
     Returns:
       The mask whose `evaluate` gives that part of the whole.
     """
-    q_index, k_index = self._indices(queries, keys)
+    q_index, k_index = self.indices(queries, keys)
     return dataclasses.replace(
         self,
         q_segments=_cut(self.q_segments, 1, rows),
@@ -158,9 +158,9 @@ class Mask:
         return self.tile(queries, keys, (i, q_tile), (j, k_tile)).evaluate(q_tile, k_tile).any()
 
       return jax.lax.map(lambda i: jax.lax.map(lambda j: seen(i, j), k_starts), q_starts)
-    q_index, k_index = self._indices(queries, keys)
+    q_index, k_index = self.indices(queries, keys)
     q_index, k_index = _tiles(q_index, q_starts, q_tile), _tiles(k_index, k_starts, k_tile)
-    left, right = self._sides()
+    left, right = self.sides()
     reached = [jnp.ones((q_starts.size, k_starts.size), bool)]
     if left is not None:
       q_first, k_last = _pair(q_index.min(-1), k_index.max(-1))
@@ -175,11 +175,12 @@ class Mask:
     reached = _all(reached, rank=2)
     return reached.any(axis=range(reached.ndim - 2))
 
-  def _indices(self, queries: int, keys: int) -> tuple[Array, Array]:
+  def indices(self, queries: int, keys: int) -> tuple[Array, Array]:
+    """Returns the order of the queries and of the keys, as given or by default."""
     q_index = jnp.arange(keys - queries, keys) if self.q_index is None else self.q_index
     return q_index, jnp.arange(keys) if self.k_index is None else self.k_index
 
-  def _sides(self) -> tuple[int | None, int | None]:
+  def sides(self) -> tuple[int | None, int | None]:
     """Returns how many tokens before and after itself a query sees, None for all of them."""
     left, right = None, None
     if self.window is not None:

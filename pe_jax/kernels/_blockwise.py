@@ -38,11 +38,11 @@ from pe_jax.kernels._tile import cut
 from pe_jax.kernels._tile import Operands
 from pe_jax.kernels._tile import Part
 from pe_jax.kernels._tile import put
-from pe_jax.kernels._tile import Span
 from pe_jax.kernels._tile import take_shared
 from pe_jax.kernels._tile import tile_logits
 from pe_jax.kernels._tile import tile_output
 from pe_jax.masks import Mask
+from pe_jax.masks import Span
 from pe_jax.masks import tile_starts
 from pe_jax.positions import expand
 

@@ -191,7 +191,7 @@ def _one_batch(x: Array, ndim: int) -> Array:
 def of_tile(blocks: Blocks, operands: Operands, mask: Mask, bias: dict[str, Array]):
   """Lists the blocks that both passes read, by name; see `_flash_calls` for the arguments."""
   queries, keys, shared = operands
-  q_index, k_index = mask._indices(*blocks.tiles)
+  q_index, k_index = mask.indices(*blocks.tiles)
   scale = jnp.asarray(shared['scale'], jnp.float32).reshape(1, 1)
   inputs = {
       'q': blocks.queries(queries.rows['q']),

@@ -47,7 +47,7 @@ def forward(
   blocks, width = Blocks.of(operands), operands.queries.rows['q'].shape[-1]
   tile = blocks.tiles.shape[0]
   out, lse = _run(
-      functools.partial(_flash_tile.forward, hook=hook, sides=mask._sides(), tiles=blocks.tiles),
+      functools.partial(_flash_tile.forward, hook=hook, sides=mask.sides(), tiles=blocks.tiles),
       blocks.visits(mask),
       of_tile(blocks, operands, mask, bias),
       [blocks.out_queries(width, jnp.float32), blocks.out_per_query()],
@@ -90,7 +90,7 @@ def backward(
       functools.partial(
           _flash_tile.backward,
           hook=hook,
-          sides=mask._sides(),
+          sides=mask.sides(),
           tiles=blocks.tiles,
           groups=blocks.groups,
       ),

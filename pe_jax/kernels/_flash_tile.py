@@ -21,7 +21,7 @@ def forward(visits, refs, out, lse, largest, total, running, room=None, *, hook,
   """Adds a tile of keys to the running sums of a tile of queries: the online softmax.
 
   Args:
-    visits: which tile each step of the grid loads, see `_flash_calls`.
+    visits: which tile each step of the grid loads, see `Blocks.visits`.
     refs: what the tile reads, by name.
     out, lse: what the last tile of keys writes, [t, H] and [1, t].
     largest, total, running: the sums so far, [1, t], [1, t] and [H, t].

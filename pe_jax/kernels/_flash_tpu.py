@@ -5,7 +5,7 @@
     none                                                 nothing
     of the distance, and positions that count by one     windows of distances
     elementwise in the pairs                             the steps of its hook on pairs
-    of the distance alone, else                          (blockwise)
+    of the distance, else                                (blockwise)
 
 Windows (`_flash_diagonals`) are what the bias is at the T + S - 1 distances, evaluated outside the
 kernels by whatever operations it likes, as are the steps of a hook (`_flash_hook`) that see no
@@ -34,7 +34,7 @@ from pe_jax.kernels._passes import Passes
 from pe_jax.kernels._passes import prepare
 from pe_jax.kernels._tile import bias_by_step
 from pe_jax.kernels._tile import consecutive
-from pe_jax.kernels._tile import counts
+from pe_jax.kernels._tile import is_of_whole_distances
 from pe_jax.kernels._tile import Operands
 from pe_jax.masks import Mask
 from pe_jax.positions import expand
@@ -78,7 +78,8 @@ def passes(call: Call, *, interpret: bool = False) -> Passes:
   """Makes both passes for a call that is not refused."""
   hook = _hook(call)
   hook = None if hook is None or hook.foreign else hook
-  plan = _Plan(_blockwise.passes(call), _counts(call), hook, interpret)
+  by_distance = is_of_whole_distances(call.encoding, call.operands)
+  plan = _Plan(_blockwise.passes(call), by_distance, hook, interpret)
   return Passes(plan, _forward, _backward)
 
 
@@ -104,20 +105,10 @@ def refusal(call: Call) -> str | None:
       ),
   }
   reason = next((what for what, given in refused.items() if given), None)
-  if reason is None and not _counts(call) and (hook := _hook(call)) and hook.foreign:
-    reason = f"{', '.join(hook.foreign)} in the bias hook of {encoding}"
-  return reason
-
-
-def _counts(call: Call) -> bool:
-  """Whether the bias is one of the distance between whole positions."""
-  encoding, operands = call.encoding, call.operands
-  sides = operands.queries, operands.keys
-  return (
-      encoding.bias is not None
-      and encoding.by_distance
-      and all(counts(side.coords, operands) for side in sides)
-  )
+  if reason is not None or is_of_whole_distances(encoding, call.operands):
+    return reason
+  foreign = getattr(_hook(call), 'foreign', ())
+  return f"{', '.join(foreign)} in the bias hook of {encoding}" if foreign else None
 
 
 def _hook(call: Call) -> Hook | None:

@@ -113,14 +113,14 @@ def _backward(encoding, residuals, cotangents) -> Operands:
 def _order(mask: Mask, queries: int, keys: int) -> dict[str, Any] | None:
   """Says a mask in jax.nn's options; None where it takes an array."""
   given = (mask.q_segments, mask.q_index, mask.k_index, mask.where, mask.dense)
-  if any(field is not None for field in given) or (mask.causal and queries != keys):
+  if any(field is not None for field in given):
     return None
-  if mask.window is None:
-    return {'is_causal': mask.causal}
-  if not mask.causal:
+  left, right = mask.sides()
+  if left is None and right is None:
+    return {'is_causal': False}
+  if right != 0 or queries != keys:
     return None
-  left = mask.window[0] if isinstance(mask.window, tuple) else mask.window - 1
-  return {'is_causal': True, 'local_window_size': (left, 0)}
+  return {'is_causal': True} | ({} if left is None else {'local_window_size': (left, 0)})
 
 
 # --- Both ----------------------------------------------------------------------------------------

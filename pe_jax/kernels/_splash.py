@@ -70,7 +70,7 @@ def refusal(call: Call) -> str | None:
 def passes(call: Call, *, interpret: bool = False) -> Passes:
   """Makes both passes for a call that is not refused."""
   queries, keys = call.q.shape[-3], call.k.shape[-3]
-  plan = _Plan(queries, keys, call.mask.causal, call.mask.window, interpret)
+  plan = _Plan(queries, keys, call.mask.sides(), interpret)
   return Passes(plan, _forward, _backward)
 
 
@@ -79,8 +79,7 @@ class _Plan(NamedTuple):
 
   queries: int
   keys: int
-  causal: bool
-  window: int | tuple[int, int] | None
+  sides: tuple[int | None, int | None]
   interpret: bool
 
   def kernel(self, heads: int, *, save_residuals: bool = False) -> Callable:
@@ -105,17 +104,11 @@ class _Plan(NamedTuple):
 
   def _mask(self):
     """Says what the order of the tokens allows, in splash attention's terms."""
-    before = after = None
-    if self.window is not None:
-      one = isinstance(self.window, int)
-      before, after = (self.window - 1, self.window - 1) if one else self.window
-    if self.causal:
-      after = 0
     shape = (self.queries, self.keys)
-    if before is None and after is None:
+    if self.sides == (None, None):
       return splash_attention_mask.FullMask(shape)
     # The T queries are the last of the S tokens.
-    return splash_attention_mask.LocalMask(shape, (before, after), self.keys - self.queries)
+    return splash_attention_mask.LocalMask(shape, self.sides, self.keys - self.queries)
 
 
 def _tile(tokens: int) -> int:

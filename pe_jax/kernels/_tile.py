@@ -15,12 +15,10 @@ import jax.numpy as jnp
 from pe_jax.base import leaf_name
 from pe_jax.kernels._dense import check_bias
 from pe_jax.kernels._dense import repeat_heads
+from pe_jax.masks import Span
 from pe_jax.positions import expand
 
 Array = jax.Array
-
-
-Span = tuple[int | Array, int]  # where a part of an axis starts, how long it is
 
 
 class Part(NamedTuple):
@@ -114,12 +112,11 @@ def tile_logits(encoding, tile: Operands, hide: Callable[[Array], Array]) -> Arr
   branch: after both, it would read and write all of the tile again.
   """
   by_pair = lambda tile: hide(_logits(encoding, bias_by_pair, tile))
-  q_pos, k_pos = tile.queries.coords, tile.keys.coords
-  if not (encoding.bias and encoding.by_distance and counts(q_pos, tile) and counts(k_pos, tile)):
+  if not is_of_whole_distances(encoding, tile):
     return by_pair(tile)
   by_distance = lambda tile: hide(_logits(encoding, _bias_by_distance, tile))
   return jax.lax.cond(  # checkpoint: neither branch leaves arrays of its size to the other
-      consecutive(q_pos) & consecutive(k_pos),
+      consecutive(tile.queries.coords) & consecutive(tile.keys.coords),
       jax.checkpoint(by_distance, prevent_cse=False),
       jax.checkpoint(by_pair, prevent_cse=False),
       tile,
@@ -128,8 +125,8 @@ def tile_logits(encoding, tile: Operands, hide: Callable[[Array], Array]) -> Arr
 
 def tile_output(encoding, weights: Array, tile: Operands) -> Array:
   """Computes what weights [..., N, t, s] make of the values, float32, shape [..., N, t, H]."""
-  # In float32: the backward pass takes sum_s p (g . v) to be g . out, and a slope that weighs it by
-  # the distance was seen ten times farther off in bfloat16 than with the dense kernel.
+  # In float32: the backward pass takes sum_s p (g . v) to be g . out, and a slope weighs the
+  # difference of the two by the distance.
   v = repeat_heads(tile.keys.rows['v'].astype(jnp.float32), weights.shape[-3])
   out = jnp.einsum('...nts,...snh->...nth', weights, v)
   if encoding.value is not None:
@@ -188,12 +185,18 @@ def bias_by_step(encoding, tile: Operands) -> Array:
   return encoding.bias(tile.shared['params'], q, k, origin, steps, scale)[..., 0, :]
 
 
-def counts(coords: Any, tile: Operands) -> bool:
-  """Whether the coordinates are one array of whole numbers, one a token."""
-  is_array = isinstance(coords, jax.Array)
-  return is_array and jnp.issubdtype(coords.dtype, jnp.integer) and (
-      coords.ndim == tile.queries.rows['q'].ndim - 2
-  )
+def is_of_whole_distances(encoding, tile: Operands) -> bool:
+  """Whether the bias is one of the distance between positions that are whole numbers."""
+
+  def counts(coords):
+    is_array = isinstance(coords, jax.Array)
+    return is_array and jnp.issubdtype(coords.dtype, jnp.integer) and (
+        coords.ndim == tile.queries.rows['q'].ndim - 2
+    )
+
+  sides = tile.queries, tile.keys
+  has_bias = encoding.bias is not None and encoding.by_distance
+  return has_bias and all(counts(side.coords) for side in sides)
 
 
 def _wide(positions: Array) -> Array:

@@ -17,8 +17,8 @@ from pe_jax.testing._compare import ROUNDING
 from pe_jax.testing._run import run_layer
 from pe_jax.testing._subject import Subject
 
-# Gradients to logits cancel within a row. A parameter that weighs them by distances up to 456, as a
-# slope does, keeps that many times their rounding, with any kernel.
+# Gradients to logits cancel within a row. A parameter that weighs them by the distance, as a slope
+# does, keeps their rounding times distances of hundreds, with any kernel.
 _CANCELLED = 1e-3
 
 
